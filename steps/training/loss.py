@@ -135,20 +135,19 @@ class TrlLoss:
         return self._batch["high_entropy"]
 
     def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
-        packed, routed = self._batch["packed"], [] if self.balance is not None else None
-        balance = self._batch["completion_mask"].sum() * 0
+        packed, routed = self._batch["packed"], list[Any]()
         if packed is None:
             logps = entropies = self._batch["completion_mask"]
         else:
-            logps, entropies = packing.token_logps(
-                self.model, packed, self.temperature, learn_entropies=self._entropy_bonus_enabled, routed=routed
-            )
-        if self.balance is not None and routed and not self._batch.get("is_idle"):
-            balance = self.balance.loss(packed, routed) * self.current_gradient_accumulation_steps
+            more: dict[str, Any] = {"learn_entropies": True} if self._entropy_bonus_enabled else {}
+            more |= {"routed": routed} if self.balance is not None else {}
+            logps, entropies = packing.token_logps(self.model, packed, self.temperature, **more)
         self.logps, self.entropies = logps.detach(), entropies.detach()
         if self.correction and "importance_sampling_ratio" not in self._batch:  # TRL reads it from there after this
             self.correction.correct(self._batch, self.logps)
-        return logps, entropies, balance
+        if self.balance is None or not routed or self._batch.get("is_idle"):
+            return logps, entropies, logps.detach().sum() * 0
+        return logps, entropies, self.balance.loss(packed, routed) * self.current_gradient_accumulation_steps
 
 
 def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:

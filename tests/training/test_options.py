@@ -165,7 +165,7 @@ def test_the_weight_adapts_by_hand() -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.03, "entropy_target": 2.2},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.03, "entropy_target": 9.0},
         {"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 3},
         {"adam_beta1": 0.5, "adam_beta2": 0.8},
     ],
