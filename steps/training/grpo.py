@@ -178,7 +178,8 @@ class Trainer(Trained):
         """Logprobs and entropies [B, S] of a micro-batch; zeros where no token counts."""
         if packed is None:
             return batch["completion_mask"], batch["completion_mask"]
-        return packing.token_logps(self.model, packed, temperature, **({} if routed is None else {"routed": routed}))
+        more: dict[str, Any] = {} if routed is None else {"routed": routed}
+        return packing.token_logps(self.model, packed, temperature, **more)
 
     def _sample(
         self,

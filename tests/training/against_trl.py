@@ -84,7 +84,7 @@ OPTIONS |= {
     "parts": {"loss_type": "dapo", **PARTS},
     "parts with a penalty": {"loss_type": "grpo", **PARTS, "truncated_completions": "penalise"},
     "parts with soft overlong": {"loss_type": "gspo", **PARTS, **SOFT},
-    "parts, masked": {"loss_type": "vespo", **PARTS, "truncated_completions": "mask"},
+    "parts, masked": {"loss_type": "bnpo", **PARTS, "truncated_completions": "mask"},
 }
 TEMPERATURE = 0.8
 GROUPS, ATTEMPTS = 6, 4
@@ -163,14 +163,15 @@ def random_batch(model: Any, adapter_hash: str, seed: int) -> Batch:
             )
         )
         made.scores.append(None if rng.random() < 0.1 else score)
-    draw, flat_parts = random.Random(f"parts {seed}"), {}
-    for place, score in enumerate(made.scores):
+    draw = random.Random(f"parts {seed}")
+    flat_parts: dict[tuple[int, str], bool] = {}
+    for place, scored in enumerate(made.scores):
         group, parts = place // ATTEMPTS, {}
         for name, scale in (("rule/a", 1.0), ("rule/b", 16.0), ("criteria/c", 0.125)):
             is_flat = flat_parts.setdefault((group, name), flat[group] or draw.random() < 0.3)
             value = group / 4 if is_flat else draw.choice([draw.random(), 0.0, 1.0])
             parts[name] = scale * value
-        made.parts.append(None if score is None else parts)
+        made.parts.append(None if scored is None else parts)
     return made
 
 

@@ -65,7 +65,12 @@ def test_options_are_trls_on_a_hundred_batches(against: against_trl.Side) -> Non
 def test_an_option_makes_a_difference(against: against_trl.Side, batches: list[against_trl.Batch], name: str) -> None:
     """The comparisons above can fail."""
     update = dict(against_trl.options_of(0))[name].model_copy(update={"steps_per_generation": 1})
-    plain = {"delta": None, "off_policy_mask_threshold": None, "top_entropy_quantile": 1.0, "entropy_coef": 0.0}
+    plain: dict[str, Any] = {
+        "delta": None,
+        "off_policy_mask_threshold": None,
+        "top_entropy_quantile": 1.0,
+        "entropy_coef": 0.0,
+    }
     plain |= {"multi_objective_aggregation": "sum_then_normalize", "scale_rewards": "group"}
     ours, parts, _ = against.ours(batches[0], update)
     without, _ = against.trl.gradients(batches[0], update.model_copy(update=plain), parts)
@@ -191,7 +196,7 @@ def test_going_on_from_a_checkpoint_is_going_on(policy: Policy, tmp_path: Path, 
     plain.train(examples, Update.model_validate(given), 1.0, seed=1)
     plain.save_checkpoint(tmp_path / "plain", "a")
     assert files_of(tmp_path / "plain")["state.safetensors"] != states[1]["state.safetensors"]
-    assert plain.entropy is plain.synced is None, "an option that is off leaves nothing behind"
+    assert (plain.entropy, plain.synced) == (None, None), "an option that is off leaves nothing behind"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
