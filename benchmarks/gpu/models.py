@@ -124,11 +124,11 @@ def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
 
 def own_trainer(base: Any, dtype: str, deterministic: bool = False) -> Any:
     """The update stage's trainer around this base model, with a fresh adapter."""
-    from steps.training import grpo
+    from steps.training import grpo, trained
     from steps.training.model import wrap
 
     policy = Policy(base_model="random weights", dtype=dtype, context=32_768, deterministic=deterministic)
-    with patch.object(grpo, "load_model", lambda *_, **__: wrap(base, policy)):
+    with patch.object(trained, "load_model", lambda *_, **__: wrap(base, policy)):
         return grpo.Trainer(policy, seed=1)
 
 

@@ -153,15 +153,15 @@ class Phases:
             self.gb[phase] = max(self.gb[phase] or 0.0, round(torch.cuda.max_memory_allocated() / 1e9, 2))
             torch.cuda.reset_peak_memory_stats()
 
-    def forward(self, token_logps: Callable[..., Any], model: Any, packed: Any, temperature: float) -> Any:
+    def forward(self, token_logps: Callable[..., Any], model: Any, packed: Any, temperature: float, **more: Any) -> Any:
         """The update's forward pass, as a phase where it has a gradient."""
         import torch
 
         if not torch.is_grad_enabled():
-            return token_logps(model, packed, temperature)
+            return token_logps(model, packed, temperature, **more)
         self.end("between")
         before = held()
-        result = token_logps(model, packed, temperature)
+        result = token_logps(model, packed, temperature, **more)
         after, tokens = held(), packed.ids.shape[1]
         if tokens > self.tokens:
             self.tokens = tokens
@@ -169,11 +169,10 @@ class Phases:
         self.end("forward")
         return result
 
-    def backward(self, accumulate: Callable[..., float], *arguments: Any) -> float:
+    def backward(self, accumulate: Callable[..., None], *arguments: Any) -> None:
         """The loss of a micro-batch after its forward pass, and the backward pass."""
-        result = accumulate(*arguments)
+        accumulate(*arguments)
         self.end("backward")
-        return result
 
 
 def held() -> int | None:

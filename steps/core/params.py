@@ -4,7 +4,8 @@ There is a top-level key for each stage, and a few that stages share. A stage de
 are top-level keys (`RolloutParams`): it gets nothing else, and a test holds `params:` in dvc.yaml to the same keys. Defaults
 are the recipe for the embedded policy. Unknown keys and values out of range end the command with one sentence.
 
-Each field's meaning, default and range stand in steps/core/params_policy.py, params_sections.py and params_update.py.
+Each field's meaning, default and range stand in steps/core/params_policy.py, params_sections.py, params_update.py and
+params_loss.py.
 """
 
 from __future__ import annotations

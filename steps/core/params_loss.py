@@ -90,6 +90,9 @@ class Loss(Section):
     entropy_target: float | None = Field(None, ge=0)
     """Nats a token. Default: 0.2; take it from `entropy` of the first iterations."""
 
+    router_aux_loss_coef: float = Field(0.0, ge=0)
+    """Weight of the load balance of a mixture of experts; refused for other models. TRL's default is the model's own."""
+
     @property
     def has_entropy_bonus(self) -> bool:
         """Whether the loss has a term for entropy, which may have a weight of 0 for a while."""
@@ -97,8 +100,8 @@ class Loss(Section):
 
     @property
     def learns_everywhere(self) -> bool:
-        """Whether trajectories without a signal have a gradient: of the KL term, or of the bonus for entropy."""
-        return self.beta > 0 or self.has_entropy_bonus
+        """Whether trajectories without a signal have a gradient: of the KL term, the bonus for entropy, or the router."""
+        return self.beta > 0 or self.has_entropy_bonus or self.router_aux_loss_coef > 0
 
     def _resolve_loss(self) -> None:
         """Put in the defaults that depend on the loss. ValueError for a field that it does not read."""

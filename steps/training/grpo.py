@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from steps.core.progress import measure, progress, say
 from steps.core.stats import added
 from steps.policy.machine import deterministic
-from steps.training import entropy, memory, packing
+from steps.training import entropy, memory, packing, router
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
@@ -60,6 +60,7 @@ class Trainer(Trained):
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
+        router.check(settings, self.model.config)
         self.wide_head = settings.cast_lm_head_to_fp32
         reference = self._reference_now(settings)
         steps = self._steps(examples, settings, seed)
@@ -136,10 +137,7 @@ class Trainer(Trained):
 
         self.model.zero_grad()  # of a way that was too long, or of an update that was refused
         loss.meter = Meter()
-        if settings.top_entropy_quantile < 1:
-            with torch.no_grad():
-                seen = [self._pass(*each, loss.temperature)[1] for each in self._packed(step.everything)]
-            entropy.mark_high(step.everything, seen, settings.top_entropy_quantile)
+        self._survey(loss, step, settings)
         if settings.has_entropy_bonus:
             bonus.begin(step.batches)
         for batch, packed in self._packed(step.batches):
@@ -156,11 +154,32 @@ class Trainer(Trained):
                 loss(batch)
                 del batch["packed"]
 
-    def _pass(self, batch: dict[str, Any], packed: packing.Packed | None, temperature: float) -> tuple[Any, Any]:
+    def _survey(self, loss: TrlLoss, step: OptimizerStep, settings: Update) -> None:
+        """What the loss needs to know of the whole optimiser step before any gradient, in a pass of its own."""
+        import torch
+
+        if settings.top_entropy_quantile == 1 and not settings.router_aux_loss_coef:
+            return
+        entropies, balanced = [], []
+        with torch.no_grad():
+            for batch, packed in self._packed(step.everything):
+                routed: list[Any] | None = [] if settings.router_aux_loss_coef else None
+                entropies.append(self._pass(batch, packed, loss.temperature, routed)[1])
+                if routed and not batch.get("is_idle"):
+                    balanced.append((packed, routed))
+        if settings.top_entropy_quantile < 1:
+            entropy.mark_high(step.everything, entropies, settings.top_entropy_quantile)
+        if settings.router_aux_loss_coef:
+            loss.balance = router.Balance(self.model.config, balanced)
+
+    def _pass(
+        self, batch: dict[str, Any], packed: packing.Packed | None, temperature: float, routed: list[Any] | None = None
+    ) -> tuple[Any, Any]:
         """Logprobs and entropies [B, S] of a micro-batch; zeros where no token counts."""
         if packed is None:
             return batch["completion_mask"], batch["completion_mask"]
-        return packing.token_logps(self.model, packed, temperature)
+        more: dict[str, Any] = {} if routed is None else {"routed": routed}
+        return packing.token_logps(self.model, packed, temperature, **more)
 
     def _sample(
         self,

@@ -20,6 +20,7 @@ from steps.core.stats import added
 from steps.training import packing
 from steps.training.entropy import acting
 from steps.training.meter import Meter
+from steps.training.router import Balance
 
 if TYPE_CHECKING:
     from steps.core.params import Update
@@ -38,7 +39,6 @@ class TrlLoss:
     weight), and its weight's changes (steps/training/entropy.py).
     """
 
-    aux_loss_enabled = False
     use_adaptive_entropy = False
 
     def __init__(
@@ -56,6 +56,11 @@ class TrlLoss:
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
         self.importance_sampling_level = settings.importance_sampling_level or "token"
+        self.aux_loss_enabled, self.router_aux_loss_coef = (
+            settings.router_aux_loss_coef > 0,
+            settings.router_aux_loss_coef,
+        )
+        self.balance: Balance | None = None  # of the optimiser step, where that is in the loss
         self.beta = settings.beta
         self.epsilon_low = settings.epsilon
         self.epsilon_high = settings.epsilon_high
@@ -75,6 +80,7 @@ class TrlLoss:
         self.accelerator = SimpleNamespace(
             num_processes=1, gather=lambda value: value, reduce=self._reduce, sync_gradients=False
         )
+        self.accelerator.gather_for_metrics = self.accelerator.gather
         self._metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._totals: list[Any] = []  # (sum, count) of each mean that TRL makes
         self.meter = Meter()
@@ -103,10 +109,11 @@ class TrlLoss:
 
         self.meter.by_step["loss"] += float(loss.detach())
         measured = dict(self._metrics["train"])
-        if "policy_loss" in measured:
-            whole = self.loss_type in ("dapo", "cispo", "vespo")  # which TRL has divided by the step's tokens
-            [policy] = measured.pop("policy_loss")
-            self.meter.by_step["policy_loss"] += policy / (1.0 if whole else self.current_gradient_accumulation_steps)
+        by_tokens = self.loss_type in ("dapo", "cispo", "vespo")  # whose loss TRL has divided by the step's tokens
+        for name in [name for name in measured if name in ("policy_loss", "aux_loss")]:
+            is_part = name == "policy_loss" and by_tokens
+            [value] = measured.pop(name)
+            self.meter.by_step[name] += value / (1.0 if is_part else self.current_gradient_accumulation_steps)
         for name in [name for name in measured if name.endswith(("_min", "_max"))]:
             self.meter.reach(name, measured.pop(name)[0])
         if self._entropy_bonus_enabled:
@@ -127,18 +134,20 @@ class TrlLoss:
     def get_high_entropy_mask(self, *_: Any) -> Any:
         return self._batch["high_entropy"]
 
-    def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, None]:
-        packed = self._batch["packed"]
+    def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+        packed, routed = self._batch["packed"], list[Any]()
         if packed is None:
             logps = entropies = self._batch["completion_mask"]
         else:
-            logps, entropies = packing.token_logps(
-                self.model, packed, self.temperature, learn_entropies=self._entropy_bonus_enabled
-            )
+            more: dict[str, Any] = {"learn_entropies": True} if self._entropy_bonus_enabled else {}
+            more |= {"routed": routed} if self.balance is not None else {}
+            logps, entropies = packing.token_logps(self.model, packed, self.temperature, **more)
         self.logps, self.entropies = logps.detach(), entropies.detach()
         if self.correction and "importance_sampling_ratio" not in self._batch:  # TRL reads it from there after this
             self.correction.correct(self._batch, self.logps)
-        return logps, entropies, None
+        if self.balance is None or not routed or self._batch.get("is_idle"):
+            return logps, entropies, logps.detach().sum() * 0
+        return logps, entropies, self.balance.loss(packed, routed) * self.current_gradient_accumulation_steps
 
 
 def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:

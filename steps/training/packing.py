@@ -65,6 +65,7 @@ class Packed(NamedTuple):
     mask: torch.Tensor  # [B, S] 1 for a sampled token, 0 for padding
     # Where rows were sampled under grammars: [N] which set of tokens each is from, or -1, and the sets [M, V / 32] as bits.
     allowed: tuple[torch.Tensor, torch.Tensor] | None
+    copies: torch.Tensor  # [U] how many rows have each token
     pictures: Pictures | None = None  # where rows show some
     wide_head: bool = False  # logits are computed in float32
 
@@ -163,6 +164,7 @@ def pack(
         rows=tensor(padded(sampled)),
         mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
         allowed=allowed,
+        copies=tensor(np.bincount(np.concatenate(paths), minlength=total), torch.float32),
         pictures=shown,
     )
 
@@ -341,10 +343,16 @@ def _mask(*arguments: Any, **more: Any) -> Any:
 
 
 def token_logps(
-    model: Any, packed: Packed, temperature: float, with_entropies: bool = True, learn_entropies: bool = False
+    model: Any,
+    packed: Packed,
+    temperature: float,
+    with_entropies: bool = True,
+    learn_entropies: bool = False,
+    routed: list[Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have a gradient where they
-    are learnt, and are all 0 where they are not asked for."""
+    are learnt, and are all 0 where they are not asked for. `routed` is given the router's logits [U, experts] of each layer,
+    of a mixture of experts."""
     from steps.training.layers import gather, log_softmax
     from steps.training.pictures import decoder_inputs
 
@@ -352,7 +360,11 @@ def token_logps(
     inputs: dict[str, Any] = {"input_ids": packed.ids, "position_ids": packed.positions}
     if packed.pictures is not None:
         inputs = decoder_inputs(causal, packed.ids, packed.pictures)
-    hidden = causal.get_decoder()(**inputs, packed=packed, use_cache=False).last_hidden_state.squeeze(0)  # [U, W]
+    more = {} if routed is None else {"output_router_logits": True}
+    passed = causal.get_decoder()(**inputs, packed=packed, use_cache=False, **more)
+    hidden = passed.last_hidden_state.squeeze(0)  # [U, W]
+    if routed is not None:
+        routed.extend(passed.router_logits)
     head = causal.get_output_embeddings()
     sampled, weight, bias = gather(hidden, packed.before), head.weight, head.bias
     if packed.wide_head:

@@ -23,13 +23,17 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.core.params import Policy, Rollout, Update, UpdateParams
+from trl.rewards import get_soft_overlong_punishment
+
+from steps.core.params import Policy, Rollout, Score, Update, UpdateParams
 from steps.core.params_loss import ADAPTIVE as ENTROPY
 from steps.core.params_loss import SAPO, VESPO
+from steps.core.params_sections import Judges
 from steps.core.records import Reward, Row, Trajectory, Turn, write_records
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, plain_logps, twin, weights
@@ -40,6 +44,8 @@ BETAS = (0.0, 0.02)
 MODES = (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef_delta": 0.02, "entropy_coef": 0.05, "steps_per_generation": 4}
 HIGH, SEQUENCES = {"top_entropy_quantile": 0.3}, {"importance_sampling_level": "sequence"}
+SOFT = {"truncated_completions": "soft_overlong", "max_completion_len": 9, "soft_punish_cache": 5}
+PARTS = {"multi_objective_aggregation": "normalize_then_sum"}
 OPTIONS: dict[str, dict[str, Any]] = {  # alone and where they may act on one another; the other settings are drawn
     "grpo of sequences": {"loss_type": "grpo", **SEQUENCES},
     "dapo of sequences": {"loss_type": "dapo", **SEQUENCES},
@@ -70,10 +76,26 @@ OPTIONS: dict[str, dict[str, Any]] = {  # alone and where they may act on one an
     "many": {"loss_type": "dapo", **SEQUENCES, "delta": 1.2, "off_policy_mask_threshold": 0.1, "entropy_coef": 0.1}
     | {**HIGH, "beta": 0.02, "vllm_importance_sampling_correction": True, "truncated_completions": "mask"},
 }
+WEIGHTS = {"rule/a": 0.5, "rule/b": 0.5, "criteria/c": 2.0}
+OPTIONS |= {
+    "soft overlong": {"loss_type": "dapo", **SOFT},
+    "soft overlong, scaled": {"loss_type": "grpo", **SOFT, "truncation_penalty": 0.3, "scale_rewards": "none"},
+    "penalty": {"loss_type": "grpo", "truncated_completions": "penalise"},
+    "parts": {"loss_type": "dapo", **PARTS},
+    "parts with a penalty": {"loss_type": "grpo", **PARTS, "truncated_completions": "penalise"},
+    "parts with soft overlong": {"loss_type": "gspo", **PARTS, **SOFT},
+    "parts, masked": {"loss_type": "bnpo", **PARTS, "truncated_completions": "mask"},
+}
 TEMPERATURE = 0.8
 GROUPS, ATTEMPTS = 6, 4
 PAD, END = 0, 1  # tokens; the second ends a turn
+MEASURED = ("entropy", "kl", "clip_ratio", "cispo_clip_ratio", "vespo", "sampling", "policy_loss")  # TRL's own metrics
 LIMIT = 2e-5  # largest difference of a gradient, relative to its largest element
+
+
+def column(name: str, **columns: Any) -> Any:
+    """A reward function of TRL's that finds its rewards among the columns of the data set."""
+    return columns[name]
 
 
 class Comparison(NamedTuple):
@@ -87,16 +109,44 @@ class Comparison(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Trajectories, in groups of ATTEMPTS, and their scores."""
+    """Trajectories, in groups of ATTEMPTS, and their scores. `parts` of rewards, named as in WEIGHTS, are what is compared
+    with normalize_then_sum, which the scores have no share in."""
 
     trajectories: list[Trajectory]
     scores: list[float | None]
+    parts: list[dict[str, float] | None]
+
+    def rewards(self, update: Update) -> list[Reward]:
+        """As the stage score writes them: a part is multiplied by its judge's weight."""
+        rewards = []
+        for played, score, values in zip(self.trajectories, self.scores, self.parts, strict=True):
+            reward = Reward(
+                trajectory_id=played.id, scenario_id=played.scenario_id, name="rule", score=score, success=False
+            )
+            if update.multi_objective_aggregation == "normalize_then_sum":
+                parts = {name: WEIGHTS[name] * value for name, value in (values or {}).items()}
+                total = None if values is None else sum(parts.values())
+                reward = reward.model_copy(update={"name": "rule+criteria", "components": parts, "score": total})
+            rewards.append(reward)
+        return rewards
+
+    def taken(self, update: Update) -> list[float | None]:
+        """What a trajectory loses because it was cut off, or for its length; None of one without a score."""
+        lost = []
+        for played in self.trajectories:
+            penalty = -float(update.truncation_penalty or 0) * (played.stop_reason == "length")
+            if update.truncated_completions == "soft_overlong":
+                punish = get_soft_overlong_punishment(update.max_completion_len, update.soft_punish_cache)
+                [share] = punish([[token for turn in played.turns for token in turn.completion_ids]])
+                penalty = share * float(update.truncation_penalty or 0)
+            lost.append(penalty)
+        return [None if score is None else penalty for score, penalty in zip(self.scores, lost, strict=True)]
 
 
 def random_batch(model: Any, adapter_hash: str, seed: int) -> Batch:
     """Half of the groups are flat; a tenth of the trajectories unscored, a fifth cut off, a third of several rows."""
     rng = random.Random(seed)
-    made = Batch([], [])
+    made = Batch([], [], [])
     flat = [number % 2 == 0 for number in range(GROUPS)]
     for group, attempt in product(range(GROUPS), range(ATTEMPTS)):
         is_cut, is_split = rng.random() < 0.2, rng.random() < 0.35
@@ -113,6 +163,15 @@ def random_batch(model: Any, adapter_hash: str, seed: int) -> Batch:
             )
         )
         made.scores.append(None if rng.random() < 0.1 else score)
+    draw = random.Random(f"parts {seed}")
+    flat_parts: dict[tuple[int, str], bool] = {}
+    for place, scored in enumerate(made.scores):
+        group, parts = place // ATTEMPTS, {}
+        for name, scale in (("rule/a", 1.0), ("rule/b", 16.0), ("criteria/c", 0.125)):
+            is_flat = flat_parts.setdefault((group, name), flat[group] or draw.random() < 0.3)
+            value = group / 4 if is_flat else draw.choice([draw.random(), 0.0, 1.0])
+            parts[name] = scale * value
+        made.parts.append(None if scored is None else parts)
     return made
 
 
@@ -165,7 +224,7 @@ class Trl:
                 per_device_train_batch_size=ATTEMPTS,
                 max_completion_length=context,
             ),
-            reward_funcs=lambda score, **_: score,
+            reward_funcs=[partial(column, name=name) for name in ("score", "truncation", *WEIGHTS)],
             train_dataset=Dataset.from_dict({"prompt": ["1"]}),
             processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token=str(PAD), eos_token=str(END)),
         )
@@ -174,10 +233,16 @@ class Trl:
 
     def configure(self, update: Update) -> None:
         """What GRPOTrainer takes from its GRPOConfig when it is made."""
+        import torch
+
         trainer = self.trainer
         trainer.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
         trainer.importance_sampling_level = update.importance_sampling_level or "token"
         trainer.scale_rewards = update.scale_rewards
+        is_summed = update.multi_objective_aggregation == "sum_then_normalize"
+        trainer.multi_objective_aggregation = update.multi_objective_aggregation
+        weights = [float(is_summed), 1.0, *(0.0 if is_summed else weight for weight in WEIGHTS.values())]
+        trainer.reward_weights = torch.tensor(weights)
         trainer.off_policy_mask_threshold = update.off_policy_mask_threshold
         trainer.top_entropy_quantile = update.top_entropy_quantile
         trainer.entropy_coef, trainer.use_adaptive_entropy = update.entropy_coef, update.use_adaptive_entropy
@@ -213,7 +278,10 @@ class Trl:
             *(None, None),
         )
         whole = self.trainer._generate_and_score_completions(
-            [{"prompt": "1", "score": score} for score in batch.scores]
+            [
+                {"prompt": "1", "score": score, "truncation": taken, **(parts or dict.fromkeys(WEIGHTS))}
+                for score, taken, parts in zip(batch.scores, batch.taken(update), batch.parts, strict=True)
+            ]
         )
         if not update.vllm_importance_sampling_correction:
             whole["old_per_token_logps"] = whole["sampling_per_token_logps"]
@@ -293,16 +361,12 @@ class Side:
             parts.extend([numbers[id(example)] for example in step] for step in steps)
             return steps
 
-        rewards = [
-            Reward(trajectory_id=played.id, scenario_id=played.scenario_id, name="rule", score=score, success=False)
-            for played, score in zip(batch.trajectories, batch.scores, strict=True)
-        ]
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=self.folder) as name:
             patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
             patch.setattr(grpo, "split_steps", recorded_split)
             out = Path(name)
             write_records(batch.trajectories, out / "trajectories.parquet")
-            write_records(rewards, out / "rewards.parquet")
+            write_records(batch.rewards(update), out / "rewards.parquet")
             stage(
                 out / "trajectories.parquet",
                 out / "rewards.parquet",
@@ -316,6 +380,7 @@ class Side:
                     policy=self.policy,
                     rollout=Rollout(temperature=TEMPERATURE),
                     update=update,
+                    score=Score(judges=Judges(rule=WEIGHTS["rule/a"], criteria=WEIGHTS["criteria/c"])),
                 ),
             )
             return gradients, parts, json.loads((out / "metrics.json").read_text())
@@ -331,6 +396,15 @@ class Side:
             gaps.append(gap / size if size else (float("inf") if gap else 0.0))
             sizes.append(size)
         return Comparison(max(gaps), max(sizes), metrics, losses, dict(self.trl.trainer._metrics["train"]))
+
+
+def metric_gap(both: Comparison) -> float:
+    """The largest difference between a metric of an update of one optimiser step and TRL's, relative to TRL's or to 0.01."""
+    gaps = []
+    for name in [name for name in both.theirs if name.partition("/")[0] in MEASURED]:
+        [theirs] = both.theirs[name]
+        gaps.append(abs(both.metrics[name] - theirs) / max(abs(theirs), 0.01))
+    return max(gaps)
 
 
 def random_settings(seed: int, **fixed: Any) -> Update:
@@ -371,7 +445,9 @@ def options_of(seed: int) -> Iterator[tuple[str, Update]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=100, help="random batches (default: 100)")
-    count = parser.parse_args().batches
+    parser.add_argument("--only", choices=["losses", "options"], help="the losses with each scaling, or OPTIONS")
+    chosen = parser.parse_args()
+    count = chosen.batches
     if count < 1:
         parser.error(f"--batches must be 1 or more, not {count}")
     began = time.perf_counter()
@@ -380,11 +456,12 @@ def main() -> None:
         side = Side(tiny.make_policy(Path(name, "base")), Path(name))
         for seed in range(count):
             batch = side.batch(seed)
-            for name, update in [*((update.loss_type, update) for update in settings_of(seed)), *options_of(seed)]:
+            losses = [(update.loss_type, update) for update in settings_of(seed)] if chosen.only != "options" else []
+            for name, update in [*losses, *(options_of(seed) if chosen.only != "losses" else ())]:
                 with contextlib.redirect_stdout(io.StringIO()):  # the stage says how many trajectories it trained on
                     rows[name].append(side.compare(batch, update))
     worst = 0.0
-    for name, updates in rows.items():
+    for name, updates in ((name, updates) for name, updates in rows.items() if updates):
         gap, still = max(update.gap for update in updates), sum(not update.size for update in updates)
         print(
             f"{name:30} {len(updates)} updates, {still} without a gradient, largest difference {gap:.1e}",

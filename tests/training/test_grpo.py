@@ -411,6 +411,13 @@ SCHEDULES: list[dict[str, Any]] = [
     {"lr_scheduler_type": "linear", "max_steps": 12, "warmup_steps": 5},
     {"lr_scheduler_type": "cosine", "max_steps": 12},
     {"lr_scheduler_type": "cosine", "max_steps": 12, "warmup_steps": 5},
+    {"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 12, "lr_scheduler_kwargs": {"min_lr_rate": 0.25}},
+    {
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "max_steps": 12,
+        "lr_scheduler_kwargs": {"min_lr": 1e-3},
+        "warmup_steps": 2,
+    },
 ]
 schedules = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: " ".join(map(str, schedule.values())))
 
@@ -423,7 +430,9 @@ def transformers_rates(update: Update, count: int) -> list[float]:
     is_warmed = update.lr_scheduler_type == "constant" and update.warmup_steps
     name = "constant_with_warmup" if is_warmed else update.lr_scheduler_type
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=update.learning_rate)
-    scheduler = get_scheduler(name, optimizer, update.warmup_steps, update.max_steps)
+    least = update.lr_scheduler_kwargs
+    specific = {} if least is None else {"scheduler_specific_kwargs": least.model_dump(exclude_none=True)}
+    scheduler = get_scheduler(name, optimizer, update.warmup_steps, update.max_steps, **specific)
     rates = []
     for _ in range(count):
         rates.append(scheduler.get_last_lr()[0])

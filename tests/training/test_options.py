@@ -1,0 +1,428 @@
+"""Options of the update that are off by default: against TRL's own step, in other micro-batches, over a checkpoint, and
+refused where nothing would read them. On a random Qwen3 of a few thousand parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.core.errors import UserError
+from steps.core.params import Policy, Update
+from steps.core.params_sections import Judges
+from steps.core.records import Reward
+from steps.training import packing
+from steps.training.batches import Example, aggregated
+from steps.training.entropy import EntropyBonus
+from steps.training.grpo import Trainer
+from steps.update import objectives
+from tests.support import tiny
+from tests.support.tiny import LOOSE, moved, plain_logps, random_rows, relative, sampled_by, weights, with_advantages
+from tests.training import against_trl
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = list(against_trl.OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def against(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> against_trl.Side:
+    return against_trl.Side(policy, tmp_path_factory.mktemp("sides"))
+
+
+@pytest.fixture(scope="module")
+def batches(against: against_trl.Side) -> list[against_trl.Batch]:
+    return [against.batch(seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_is_trls(against: against_trl.Side, batches: list[against_trl.Batch], name: str) -> None:
+    """The gradient of each optimiser step, and where there is one alone all metrics that TRL has of it."""
+    seed = NAMES.index(name) % 2
+    update = dict(against_trl.options_of(seed))[name]
+    both = against.compare(batches[seed], update)
+    assert both.gap < against_trl.LIMIT
+    assert both.metrics["loss"] == pytest.approx(sum(both.losses) / len(both.losses), rel=2e-5, abs=2e-5)
+    if not update.use_adaptive_entropy:
+        both = against.compare(batches[seed], update.model_copy(update={"steps_per_generation": 1}))
+        assert both.size > 1e-6 or update.top_entropy_quantile == 0, "a gradient this small would equal anything"
+        assert against_trl.metric_gap(both) < 1e-4
+
+
+@pytest.mark.long  # an hour
+@pytest.mark.timeout(9000)
+def test_options_are_trls_on_a_hundred_batches(against: against_trl.Side) -> None:
+    for seed in range(100):
+        batch = against.batch(seed)
+        for name, update in against_trl.options_of(seed):
+            assert against.compare(batch, update).gap < against_trl.LIMIT, (seed, name)
+
+
+@pytest.mark.parametrize("name", ["delta", "off-policy mask", "entropy quantile", "entropy bonus with dapo", "parts"])
+def test_an_option_makes_a_difference(against: against_trl.Side, batches: list[against_trl.Batch], name: str) -> None:
+    """The comparisons above can fail."""
+    update = dict(against_trl.options_of(0))[name].model_copy(update={"steps_per_generation": 1})
+    plain: dict[str, Any] = {
+        "delta": None,
+        "off_policy_mask_threshold": None,
+        "top_entropy_quantile": 1.0,
+        "entropy_coef": 0.0,
+    }
+    plain |= {"multi_objective_aggregation": "sum_then_normalize", "scale_rewards": "group"}
+    ours, parts, _ = against.ours(batches[0], update)
+    without, _ = against.trl.gradients(batches[0], update.model_copy(update=plain), parts)
+    assert relative(ours[0], without[0]) > 1e-3
+
+
+# --- Metrics do not depend on how a step is split
+
+
+def split_examples(trainer: Trainer) -> list[Example]:
+    """Two groups with a signal, one that is flat, and masked trajectories in each; ratios on both sides of 1."""
+    rows = sampled_by(trainer.model, random_rows(24, seed=3, longest=20, alike=0.5), 1.0, noise=0.3)
+    examples = with_advantages(rows, 3, sizes=[8, 8, 8])
+    examples = [example._replace(advantage=0.0) if example.group == "group 1" else example for example in examples]
+    return [example._replace(is_masked=number % 7 == 0) for number, example in enumerate(examples)]
+
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "gspo": {"loss_type": "gspo"},
+    "gspo, corrected": {"loss_type": "gspo", "vllm_importance_sampling_correction": True},
+    "dapo": {"loss_type": "dapo"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
+    "vespo": {"loss_type": "vespo", "vllm_importance_sampling_correction": True},
+    "luspo": {"loss_type": "luspo", "top_entropy_quantile": 0.4},
+    "bnpo": {"loss_type": "bnpo", "entropy_coef": 0.2, "off_policy_mask_threshold": 0.1},
+    "adaptive": {"loss_type": "sapo", "use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 2.0},
+}
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.02])
+@pytest.mark.parametrize("name", SPLIT)
+def test_metrics_are_the_same_in_other_micro_batches(policy: Policy, name: str, beta: float) -> None:
+    measured = []
+    for tokens in (64, 1_000_000):
+        trainer = moved(Trainer(policy, seed=1))
+        given = {"beta": beta, "steps_per_generation": 2, "tokens_per_micro_batch": tokens, "learning_rate": 1e-3}
+        update = Update.model_validate(given | LOOSE | SPLIT[name])
+        examples = split_examples(trainer)
+        assert (len(trainer._steps(examples, update, 3)[0].batches) > 1) == (tokens == 64)
+        measured.append(trainer.train(examples, update, 1.0, seed=3))
+    assert measured[0].keys() == measured[1].keys()
+    assert len(measured[0]) >= 5
+    for metric, value in measured[0].items():
+        assert value == pytest.approx(measured[1][metric], rel=2e-5, abs=1e-6), metric
+
+
+def test_entropy_and_clip_ratios_are_of_all_trajectories(policy: Policy) -> None:
+    """Without a KL term those of flat groups have no gradient, and TRL counts them."""
+    trainer = moved(Trainer(policy, seed=1))
+    examples = split_examples(trainer)
+    found = {}
+    for beta in (0.0, 1e-9):
+        again = moved(Trainer(policy, seed=1))
+        update = Update.model_validate({"loss_type": "gspo", "beta": beta, "learning_rate": 1e-12, **LOOSE})
+        found[beta] = again.train(examples, update, 1.0, seed=3)
+    for name in ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean"):
+        assert found[0.0][name] == pytest.approx(found[1e-9][name], rel=1e-5)
+        assert found[0.0][name] > 0
+
+
+# --- Entropy
+
+
+def test_the_gradient_of_an_entropy_is_that_of_autograd(policy: Policy, tmp_path: Path) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy, seed=1))
+    model = tiny.twin(trainer, tmp_path)
+    rows = random_rows(6, seed=4)
+    packed = packing.pack(rows, *trainer.place)
+    _, entropies = packing.token_logps(trainer.model, packed, 0.7, learn_entropies=True)
+    found = torch.autograd.grad((entropies**2).sum(), list(trainer.weights.values()))
+    total = torch.zeros((), dtype=torch.float64)
+    for row in rows:
+        spread = torch.distributions.Categorical(logits=tiny.plain_logits(model, row, 0.7))
+        total = total + (spread.entropy() ** 2 * torch.tensor(row.mask[1:])).sum()
+    assert relative(found, torch.autograd.grad(total, weights(model))) < 1e-5
+
+
+def test_the_weight_adapts_by_hand() -> None:
+    """Nothing counts before an entropy is known; then it does where the step before was at the target or below."""
+    import torch
+
+    given = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.25, "entropy_target": 1.0}
+    bonus = EntropyBonus(Update.model_validate(given | {"entropy_coef_max": 0.5}), None)
+    batch = {"completion_mask": torch.ones(2, 3)}
+    applied, kept = [], []
+    for entropy in (2.0, 1.0, 0.5, 0.9, 1.1):
+        bonus.begin([batch])
+        applied.append(bonus.weight_of(batch, 1.0))
+        bonus.end(6 * entropy, 6.0)
+        kept.append(bonus.weight)
+    assert kept == pytest.approx([0.0, 0.25, 0.5, 0.5, 0.25])
+    assert applied == pytest.approx([0.0, 0.0, 0.25, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.03, "entropy_target": 9.0},
+        {"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 3},
+        {"adam_beta1": 0.5, "adam_beta2": 0.8},
+    ],
+    ids=str,
+)
+def test_going_on_from_a_checkpoint_is_going_on(policy: Policy, tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """What an option carries from update to update is in the checkpoint: the same bytes as without an interruption."""
+    given = {"steps_per_generation": 2, "learning_rate": 0.02, "beta": 0.0, **LOOSE}
+    update = Update.model_validate(given | knobs)
+    whole, states = moved(Trainer(policy, seed=1)), []
+    rows = sampled_by(whole.model, random_rows(12, seed=2), 1.0)
+    examples = with_advantages(rows, sizes=[4, 4, 4])
+    for number in range(3):
+        whole.train(examples, update, 1.0, seed=number)
+        whole.save_checkpoint(tmp_path / f"whole {number}", "a")
+        states.append(deepcopy(files_of(tmp_path / f"whole {number}")))
+    for number in range(2):
+        resumed = Trainer(policy, checkpoint=tmp_path / f"whole {number}")
+        resumed.train(examples, update, 1.0, seed=number + 1)
+        resumed.save_checkpoint(tmp_path / f"resumed {number}", "a")
+        assert files_of(tmp_path / f"resumed {number}") == states[number + 1]
+    plain = Trainer(policy, checkpoint=tmp_path / "whole 0")
+    plain.train(examples, Update.model_validate(given), 1.0, seed=1)
+    plain.save_checkpoint(tmp_path / "plain", "a")
+    assert files_of(tmp_path / "plain")["state.safetensors"] != states[1]["state.safetensors"]
+    assert (plain.entropy, plain.synced) == (None, None), "an option that is off leaves nothing behind"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+# --- The reference that follows, the head in float32, the router
+
+
+def test_a_reference_that_follows_is_trls(policy: Policy, tmp_path: Path) -> None:
+    """TRL mixes the weights of two whole models; here they are the adapters merged into their base."""
+    import torch
+    from trl.trainer.callbacks import SyncRefModelCallback
+
+    def merged(trainer: Trainer, name: str) -> Any:
+        return tiny.twin(trainer, tmp_path / name).merge_and_unload()
+
+    base = tiny.twin(Trainer(policy, seed=1), tmp_path / "base").unload()
+    trainer = moved(Trainer(policy, seed=1))
+    settings = Update(beta=0.1, sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=0.3)
+    trainer._reference_now(settings)
+    for number in range(3):
+        moved(trainer, seed=number)
+        trainer._sync(settings)
+        SyncRefModelCallback._sync_target_model(merged(trainer, str(number)), base, 0.3)
+    rows = random_rows(6, seed=5)
+    packed = packing.pack(rows, *trainer.place)
+    own = {name: value.detach().clone() for name, value in trainer.weights.items()}
+    found = trainer._reference(packed, settings, trainer._reference_now(settings), 0.7)
+    assert all(torch.equal(value, own[name]) for name, value in trainer.weights.items())
+    plain = [plain_logps(base, row, 0.7)[torch.tensor(row.mask[1:]).bool()] for row in rows]
+    apart = [float((logps[: len(other)] - other).abs().max()) for logps, other in zip(found, plain, strict=True)]
+    assert max(apart) < 1e-5
+    with torch.no_grad(), trainer.model.disable_adapter():
+        assert float((packing.token_logps(trainer.model, packed, 0.7)[0] - found).abs().max()) > 0.01
+
+
+def test_an_update_has_the_reference_that_it_began_with(policy: Policy) -> None:
+    """As in TRL, which takes the reference's logprobs when the batch is sampled."""
+    given = {"beta": 0.5, "sync_ref_model": True, "steps_per_generation": 3, "learning_rate": 0.05, **LOOSE}
+    kl = []
+    for steps in (1, 1000):
+        trainer = moved(Trainer(policy, seed=1))
+        rows = sampled_by(trainer.model, random_rows(12, seed=2), 1.0)
+        update = Update.model_validate(given | {"ref_model_sync_steps": steps})
+        kl.append([trainer.train(with_advantages(rows), update, 1.0, seed=number)["kl"] for number in range(2)])
+    assert kl[0][0] == kl[1][0]
+    assert kl[0][1] < 0.8 * kl[1][1]
+
+
+def test_logits_in_float32_are_those_of_the_widened_head(policy: Policy) -> None:
+    import torch
+
+    trainer = moved(Trainer(policy.model_copy(update={"dtype": "bfloat16"}), seed=1))
+    packed = packing.pack(random_rows(6, seed=5), *trainer.place)
+    logps = {}
+    for is_wide in (False, True):
+        found, entropies = packing.token_logps(
+            trainer.model, packed._replace(wide_head=is_wide), 0.7, learn_entropies=True
+        )
+        (found.sum() + entropies.sum()).backward()
+        logps[is_wide] = found.detach()
+    base = trainer.model.get_base_model()
+    with torch.no_grad():
+        hidden = base.get_decoder()(input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False)
+        wide = hidden.last_hidden_state[0, packed.before].float() @ base.get_output_embeddings().weight.float().T
+        expected = torch.log_softmax(wide / 0.7, -1).gather(-1, packed.targets[:, None])[:, 0]
+    torch.testing.assert_close(logps[True], expected[packed.rows] * packed.mask, rtol=1e-5, atol=1e-5)
+    assert float((logps[True] - logps[False]).abs().max()) > 1e-3
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> Policy:
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    return tiny.make_policy(tmp_path / "experts", family="Qwen3Moe", **more)
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    import torch
+
+    seen: list[list[Any]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def record(weights: Any, limit: float) -> Any:
+        own = list(weights)
+        seen.append([value.grad.clone() for value in own])
+        return clip(own, limit)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
+    return seen
+
+
+@pytest.mark.parametrize("tokens", [64, 100_000])
+def test_the_routers_balance_is_that_of_transformers(
+    experts: Policy, gradients: list[list[Any]], tmp_path: Path, tokens: int
+) -> None:
+    """Of all rows as one padded batch, whatever the micro-batches."""
+    import torch
+
+    given = {"beta": 0.0, "steps_per_generation": 1, "tokens_per_micro_batch": tokens, "learning_rate": 1e-12, **LOOSE}
+    measured = {}
+    for weight in (0.0, 0.7):
+        trainer = moved(Trainer(experts, seed=1))
+        rows = sampled_by(trainer.model, random_rows(24, 5, longest=20, alike=0.5), 1.0, noise=0.3)
+        update = Update.model_validate(given | {"router_aux_loss_coef": weight})
+        measured = trainer.train(with_advantages(rows, 5, sizes=[6, 6, 12]), update, 1.0, seed=9)
+    model = tiny.twin(trainer, tmp_path / "twin", double=False)
+    longest = max(len(row.ids) for row in rows)
+    ids = torch.tensor([row.ids + [0] * (longest - len(row.ids)) for row in rows])
+    mask = torch.tensor([[1] * len(row.ids) + [0] * (longest - len(row.ids)) for row in rows])
+    expected = model(input_ids=ids, attention_mask=mask, output_router_logits=True).aux_loss
+    assert measured["aux_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    apart = [(new - old) / 0.7 for old, new in zip(*gradients, strict=True)]
+    assert relative(apart, torch.autograd.grad(expected, weights(model))) < 2e-5
+
+
+def test_a_dense_model_has_no_balance(policy: Policy) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    with pytest.raises(UserError, match=r"router_aux_loss_coef would have no effect: qwen3 is no mixture of experts"):
+        trainer.train(with_advantages(random_rows(4, 1)), Update(router_aux_loss_coef=0.1), 1.0, seed=1)
+
+
+# --- Parts of rewards
+
+
+def test_parts_of_a_reward_by_hand() -> None:
+    """Two groups of two. Part a differs in both, part b in the first alone, on a scale a hundred times as large."""
+    parts = [{"a": 1.0, "b": 300.0}, {"a": 0.0}, {"a": 0.0, "b": 5.0}, {"a": 1.0, "b": 5.0}]
+    gains, flat = aggregated(parts, ["s", "s", "t", "t"], {"a": 1.0, "b": 2.0})
+    half, large = 0.5 / (math.sqrt(0.5) + 1e-4), 150 / (300 * math.sqrt(0.5) + 1e-4)
+    sums = [half + 2 * large, -half - 2 * large, -half, half]
+    std = math.sqrt(sum(value**2 for value in sums) / 3) + 1e-4
+    assert gains == pytest.approx([value / std for value in sums])
+    assert flat == 0
+    assert aggregated([None, {"a": 1.0}, {"a": 2.0}, {"a": 2.0}], ["s", "s", "t", "t"], {"a": 1.0}) == ([None] * 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "components", "expected"),
+    [
+        ("rule", 1.5, {"found": 2.0, "turns": -0.5}, {"found": (2.0, 1.0), "turns": (-0.5, 1.0)}),
+        ("rule", 0.75, {}, {"rest": (0.75, 1.0)}),
+        ("rule+ruler", 2.5, {"rule/a/b": 1.0, "ruler/ruler": 1.5}, {"rule/a/b": (1.0, 1.0), "ruler/ruler": (0.5, 3.0)}),
+        ("rule+ruler", 2.0, {"ruler/ruler": 1.5}, {"ruler/ruler": (0.5, 3.0), "rest": (0.5, 1.0)}),
+    ],
+)
+def test_objectives_are_the_judges_parts(
+    name: str, score: float, components: dict[str, float], expected: dict[str, tuple[float, float]]
+) -> None:
+    judges = Judges(rule=1.0, ruler=3.0 if "ruler" in name else 0.0)
+    reward = Reward(trajectory_id="s/0", scenario_id="s", name=name, score=score, success=None, components=components)
+    assert objectives(reward, -0.25, judges) == expected | {"truncation": (-0.25, 1.0)}
+
+
+# --- What would have no effect
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"loss_type": "cispo", "delta": 2.0},
+            "update.delta would have no effect: it is read with loss_type: grpo, dr_grpo",
+        ),
+        ({"delta": 1.2}, r"update.delta \(1.2\) must be above 1 \+ update.epsilon_high \(1.28\)"),
+        ({"loss_type": "sapo", "epsilon_high": 0.3}, "update.epsilon_high would have no effect"),
+        (
+            {"sapo_temperature_pos": 2.0},
+            "update.sapo_temperature_pos would have no effect: it is read with loss_type: sapo",
+        ),
+        ({"vespo_k_neg": 2.0}, "update.vespo_k_neg would have no effect: it is read with loss_type: vespo alone"),
+        ({"loss_type": "gspo", "importance_sampling_level": "token"}, "does not go with update.loss_type: gspo"),
+        (
+            {"loss_type": "vespo", "beta": 0, "importance_sampling_level": "token"},
+            "importance_sampling_level would have no",
+        ),
+        (
+            {"loss_type": "vespo", "vllm_importance_sampling_correction": True}
+            | {"vllm_importance_sampling_mode": "sequence_mask"},
+            "does not go with update.loss_type: vespo",
+        ),
+        (
+            {"entropy_target": 0.3},
+            "update.entropy_target would have no effect: it is read with use_adaptive_entropy: true",
+        ),
+        ({"use_adaptive_entropy": True, "entropy_coef_min": 1.0}, r"entropy_coef_min \(1\) must be below"),
+        (
+            {"sync_ref_model": True, "beta": 0},
+            "update.sync_ref_model would have no effect: it is read with a beta above 0",
+        ),
+        (
+            {"ref_model_sync_steps": 3},
+            "update.ref_model_sync_steps would have no effect: it is read with sync_ref_model",
+        ),
+        ({"advantages": "gigpo", "loss_type": "luspo"}, "gigpo does not go with update.loss_type: luspo"),
+        ({"advantages": "gigpo", "importance_sampling_level": "sequence"}, "gigpo does not go with"),
+        ({**against_trl.PARTS, "scale_rewards": "batch"}, "scale_rewards would have no effect"),
+        ({**against_trl.PARTS, "advantages": "gigpo"}, "normalize_then_sum does not go with update.advantages: gigpo"),
+        ({"truncated_completions": "soft_overlong", "max_completion_len": 9}, "needs update.max_completion_len"),
+        ({"soft_punish_cache": 2}, "soft_punish_cache would have no effect"),
+        ({"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 9}, "update.lr_scheduler_kwargs is needed"),
+        ({"lr_scheduler_kwargs": {"min_lr": 1e-5}}, "update.lr_scheduler_kwargs would have no effect"),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 9, "lr_scheduler_kwargs": {}},
+            "set min_lr, or min_lr_rate, and not both",
+        ),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 9, "lr_scheduler_kwargs": {"min_lr": 1.0}},
+            r"min_lr \(1\) must be below update.learning_rate \(0.0003\)",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_have_no_effect_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Update.model_validate(settings)
+
+
+def test_a_head_in_float32_is_refused_where_everything_is() -> None:
+    with pytest.raises(ValueError, match="cast_lm_head_to_fp32 would have no effect"):
+        Update(cast_lm_head_to_fp32=True).of_dtype("float32")
+    assert Update(cast_lm_head_to_fp32=True).of_dtype("bfloat16").cast_lm_head_to_fp32
+
+
+@pytest.mark.parametrize("fixed", against_trl.OPTIONS.values(), ids=str)
+def test_an_option_written_out_in_full_is_the_same(fixed: dict[str, Any]) -> None:
+    update = Update.model_validate(fixed)
+    assert Update.model_validate_json(update.model_dump_json()) == update
