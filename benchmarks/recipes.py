@@ -33,19 +33,20 @@ FILE = Path(__file__).with_suffix(".json")
 TASKS = {"email_search": 6, "tic_tac_toe": 10}  # iterations: while there is still something to learn
 SEEDS = [1, 2, 3, 4, 5]
 DEFAULTS = "defaults"
+OWN = {"update.epsilon": "null", "update.epsilon_high": "null"}  # a preset's own bounds would stand in for the loss's
 RECIPES: dict[str, dict[str, object]] = {
     DEFAULTS: {},
     "Dr. GRPO": {"update.loss_type": "dr_grpo", "update.scale_rewards": "none"},
-    "cispo": {"update.loss_type": "cispo"},
-    "gspo": {"update.loss_type": "gspo"},
-    "sapo": {"update.loss_type": "sapo"},
-    "vespo": {"update.loss_type": "vespo"},
-    "luspo": {"update.loss_type": "luspo", "update.importance_sampling_level": "sequence"},
+    "cispo": {"update.loss_type": "cispo"} | OWN,
+    "gspo": {"update.loss_type": "gspo"} | OWN,
+    "luspo": {"update.loss_type": "luspo"} | OWN,
+    "sapo": {"update.loss_type": "sapo"} | OWN,
+    "vespo": {"update.loss_type": "vespo"} | OWN,
     "top entropy": {"update.top_entropy_quantile": 0.2},
     "entropy bonus": {"update.entropy_coef": 0.001},
     "two passes": {"update.num_iterations": 2},
-    "two passes, masked": {"update.num_iterations": 2, "update.off_policy_mask_threshold": 0.5},
-    "GDPO": {"update.multi_objective_aggregation": "normalize_then_sum"},
+    "two passes, masked": {"update.num_iterations": 2, "update.off_policy_mask_threshold": 0.05},
+    "GDPO": {"update.multi_objective_aggregation": "normalize_then_sum", "update.scale_rewards": "null"},
     "gigpo": {"update.advantages": "gigpo"},
     "no resampling": {"rollout.resample": 0},
     "no KL": {"update.beta": 0},

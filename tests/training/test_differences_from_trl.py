@@ -36,12 +36,30 @@ def test_every_default_that_is_not_trls_is_in_the_table(dtype: str) -> None:
     ours = Update().of_dtype(dtype).model_dump()
     shared = ours.keys() & theirs.keys()
     assert len(shared) > 12
-    unread = ("vllm_importance_sampling_clip_max",)  # None where the correction is off, which has a row of its own
-    differing = {name for name in shared if ours[name] != theirs[name] and name not in unread}
+    chosen_later = ("max_steps", "gradient_checkpointing")  # None is a default of its own, and not "nothing reads it"
+    read = {name for name in shared if ours[name] is not None or name in chosen_later}
+    differing = {name for name in read if ours[name] != theirs[name]}
     assert differing - table.keys() == set()
     own = ours.keys() - theirs.keys() - {"launcher", "processes", "shard"}  # accelerate's in TRL
     about_loss = {name for name in own if not name.startswith(("max_sampler", "tokens_per", "gigpo", "truncat"))}
     assert about_loss - table.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({"loss_type": "sapo"}, 2),
+        ({"loss_type": "vespo"}, 4),
+        ({"use_adaptive_entropy": True}, 4),
+        ({"sync_ref_model": True}, 2),
+    ],
+    ids=str,
+)
+def test_what_an_option_reads_has_trls_defaults(changed: dict[str, Any], count: int) -> None:
+    theirs, usual, ours = of_trl(), Update().model_dump(), Update(**changed).model_dump()
+    read = {name for name in ours if usual[name] is None and ours[name] is not None and name in theirs}
+    assert len(read) == count
+    assert {name: ours[name] for name in read} == {name: theirs[name] for name in read}
 
 
 def test_the_table_has_both_defaults_as_they_are() -> None:
