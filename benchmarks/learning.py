@@ -126,9 +126,10 @@ def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
     mean, low, high = _runs.mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])
     seconds = [f"{run['summary']['wall_seconds']:.0f}" for run in runs]
     cells = [", ".join(f"{value:.3f}" for value in values) for values in sides.values()]
+    n, groups = (runs[0]["summary"]["base"].get(name) for name in ("n", "clusters"))
     return [
         task,
-        counted(runs[0]["summary"]["base"]["n"], runs[0]["summary"]["base"].get("clusters")),
+        str(n) if groups in (None, n) else f"{n} in {groups} groups",
         *cells,
         f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
         ", ".join(seconds),

@@ -23,8 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from environments import _pictures, _waiting
 from environments._numbers import UnusableNumber, number, truth
@@ -351,7 +350,8 @@ def read_lines(path: Path, maker: str = "") -> list[dict[str, Any]]:
 
 def rows_of(text: str) -> list[dict[str, Any]]:
     """The rows of JSON Lines, in a third of json's time."""
-    return [from_json(line) for line in text.split("\n") if line]
+    parsed = TypeAdapter(dict[str, Any]).validate_json
+    return [parsed(line) for line in text.split("\n") if line]
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

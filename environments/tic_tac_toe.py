@@ -238,8 +238,10 @@ class TicTacToe(TwoSided):
         rng = Random(number)
         side = rng.choice(data["sides"])
         [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
-        board = rng.choice(alike(rng.choice(openings(split, side))))
-        # Against minimax only openings that perfect play draws: in others it has moved badly already, and can be beaten.
+        begun = openings(split, side)
+        if opponent == "minimax":  # only those that perfect play draws: in others it has moved badly already
+            begun = [board for board in begun if value(board, side) == 0]
+        board = rng.choice(alike(rng.choice(begun)))
         if best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
             return []
         hidden = {

@@ -357,7 +357,7 @@ def test_splits_share_no_opening_whoever_plays_and_whichever_way_it_is_turned() 
         for straight in (True, False)
     ]
     game, seen = TicTacToe.load(DATA), dict[str, set[str]]()
-    for split, count in zip(SPLITS, (1024, 200, 400), strict=True):
+    for split, count in zip(SPLITS, (1024, 240, 400), strict=True):
         made = TicTacToe.scenarios(game, split, count, 3)
         boards = {one.data["board"] for one in made}
         seen[split] = {"".join(board[cell] for cell in way) for board in boards for way in ways}

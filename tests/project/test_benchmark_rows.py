@@ -34,7 +34,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "gate": {"measure": ROW, "slices": ROW, "turned_away": ROW, "coverage": ROW},
     "hacks": {"measure": ROW},
     "exploits": {"measure": ROW | {"blocked": True}, "clean": ROW},
-    "recipes": {"run": {}, "row": ROW},
+    "recipes": {"run": {"task": "email_search", "recipe": "", "seed": 1}, "row": ROW},
     "judge": {"measure": ROW},
     "judge_bias": {"measure": ROW, "noise": ROW},
     "rollout": {"measure": ROW},

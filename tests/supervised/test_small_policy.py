@@ -138,7 +138,7 @@ def test_turns_are_shared_among_players_as_asked(monkeypatch: pytest.MonkeyPatch
     told = some("tic_tac_toe", 400, scripted=0.7, random=0.3, gold=0.0)
     turns = sum(one["role"] == "assistant" for messages in told for one in messages)
     assert moved["gold"] == moved["bad"] == 0
-    assert sum(moved.values()) == turns > 1000
+    assert sum(moved.values()) == turns > 900
     assert abs(moved["random"] - 0.3 * turns) < 4 * (turns * 0.3 * 0.7) ** 0.5
 
 
@@ -275,7 +275,7 @@ def test_a_line_break_of_a_program_is_one_token_with_what_indents_the_next_line(
 def test_with_a_spread_each_situation_leans_to_a_player_of_its_own() -> None:
     """So large a spread leaves one player to each: in a situation either all moves are legal or none is."""
     env, data = TASKS["tic_tac_toe"], data_of("tic_tac_toe")
-    played = itertools.islice(demonstrations(env, data, {"scripted": 0.5, "bad": 0.5}, 1, spread=1e3), 60)
+    played = itertools.islice(demonstrations(env, data, {"scripted": 0.5, "bad": 0.5}, 1, spread=1e3), 200)
     outcomes: dict[tuple[str, int], set[bool]] = {}
     for messages in played:
         for number, place in enumerate(place for place, one in enumerate(messages) if one["role"] == "assistant"):

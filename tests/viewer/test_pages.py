@@ -535,7 +535,7 @@ def test_analytics(client: TestClient) -> None:
     answer = client.get("/analytics")
     page = str(Text(answer.text))
     assert answer.text.count("<figure>") == 8  # success, reward, turns, tokens; actions of three splits; waste
-    assert re.search(r"000 validation 5 20% 4% to 62%", page)  # Wilson, 1 of 5
+    assert re.search(r"000 validation 5 20% 2% to 74%", page)  # of 1 of 5
     assert "there is no room … here" in page
     found = next(link for link in Text(answer.text).links if "said=" in link)
     assert "8 of 44 trajectories" in str(Text(client.get(found).text))  # attempt 1 of each group

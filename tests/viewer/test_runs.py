@@ -209,7 +209,7 @@ def test_a_kept_run_reads_as_if_it_were_there(client: TestClient) -> None:
 
 def test_analytics_of_a_kept_run(client: TestClient) -> None:
     page = read(client, "/analytics", run="nightly")
-    assert "000 validation 5 20% 4% to 62%" in page
+    assert "000 validation 5 20% 2% to 74%" in page
     assert "not recorded" in page  # the seconds of a turn
     assert "2 120 100.0%" in page.replace("002", "2")  # params.yaml beside it: the update's own
     assert "002" not in read(client, "/analytics", run="short")  # each run's numbers are its own
