@@ -207,7 +207,9 @@ def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     port, log = free_port(), tmp_path_factory.mktemp("serve") / "serve.log"
     settings = (published / "params.yaml").read_text()
     change_params(published, {"serve": {"canary": 0.5, "min_feedback": 5}})
-    process = start(python("flows.serve", "--port", str(port), "--seconds", "1", "--capture"), published, log=log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "INFO")  # an engine in this process may have made it less
+        process = start(python("flows.serve", "--port", str(port), "--seconds", "1", "--capture"), published, log=log)
     until = time.monotonic() + 300
     try:
         while "serving: http" not in log.read_text():
