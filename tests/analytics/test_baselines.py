@@ -67,7 +67,7 @@ def test_without_a_run_the_environments_players_alone(tmp_path: Path, capsys: py
     assert (by_chance["player"], by_rules["player"]) == ("random", "scripted")
     assert (by_chance["success"], by_rules["success"]) == (0.0, 1.0)
     assert (by_chance["reward"], by_rules["reward"]) == (-1.0, 1.0)
-    assert by_rules["ci95"] == pytest.approx([20 / (20 + 2.093024**2), 1.0])  # Wilson with Student's quantile, where all succeed
+    assert by_rules["ci95"] == pytest.approx([20 / (20 + 2.093024**2), 1.0])  # where all succeed
     assert (by_rules["n"], by_rules["turns"], by_rules["cost"], by_rules["tokens"]) == (20, 1.0, None, None)
     assert 0 < by_rules["seconds"] < 1
 
