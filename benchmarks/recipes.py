@@ -33,7 +33,10 @@ FILE = Path(__file__).with_suffix(".json")
 TASKS = {"email_search": 6, "tic_tac_toe": 10}  # iterations: while there is still something to learn
 SEEDS = [1, 2, 3, 4, 5]
 DEFAULTS = "defaults"
-OWN = {"update.epsilon": "null", "update.epsilon_high": "null"}  # a preset's own bounds would stand in for the loss's
+OWN: dict[str, object] = {
+    "update.epsilon": "null",
+    "update.epsilon_high": "null",
+}  # a preset's own bounds would stand in for the loss's
 RECIPES: dict[str, dict[str, object]] = {
     DEFAULTS: {},
     "Dr. GRPO": {"update.loss_type": "dr_grpo", "update.scale_rewards": "none"},
