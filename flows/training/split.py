@@ -27,8 +27,7 @@ def power_line(params: Params, base: Point) -> str:
     """The smallest gain that the gate will show; `base` is the base policy on the validation split."""
     from steps.registry import power
 
-    tested = scenarios()
-    clusters = alike.named_clusters(params.task, tested) or [scenario.id for scenario in tested]
+    clusters = alike.read(RUN / "scenarios").of(scenario.id for scenario in scenarios())
     return power.before(clusters, base.success, params.promote, is_judged=base.measure != "success")
 
 

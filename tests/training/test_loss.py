@@ -40,23 +40,6 @@ TEMPERATURE = 0.8
 CORRECTED = {"vllm_importance_sampling_correction": True}
 
 
-@pytest.fixture
-def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The gradient at each optimiser step, before it is clipped."""
-    import torch
-
-    seen: list[list[Any]] = []
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def record(weights: Any, limit: float) -> Any:
-        weights = list(weights)
-        seen.append([value.grad.clone() for value in weights])
-        return clip(weights, limit)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
-    return seen
-
-
 def update_of(loss_type: str, **knobs: Any) -> Update:
     """Clips often, and keeps so still that every step starts where the first did."""
     given = {"loss_type": loss_type, "beta": 0.02, "steps_per_generation": 1, "learning_rate": 1e-12, **LOOSE}

@@ -274,22 +274,6 @@ def experts(tmp_path: Path) -> Policy:
     return tiny.make_policy(tmp_path / "experts", family="Qwen3Moe", **more)
 
 
-@pytest.fixture
-def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    import torch
-
-    seen: list[list[Any]] = []
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def record(weights: Any, limit: float) -> Any:
-        own = list(weights)
-        seen.append([value.grad.clone() for value in own])
-        return clip(own, limit)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
-    return seen
-
-
 @pytest.mark.parametrize("tokens", [64, 100_000])
 def test_the_routers_balance_is_that_of_transformers(
     experts: Policy, gradients: list[list[Any]], tmp_path: Path, tokens: int
