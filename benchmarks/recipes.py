@@ -1,6 +1,6 @@
 """Which settings of the update learn best? Each recipe beside the defaults, from the same seeds, on two multi-turn tasks.
 
-    python -m benchmarks.recipes --jobs 2          # both tasks, seeds 1 to 5, all recipes: most of a day
+    python -m benchmarks.recipes --jobs 2          # both tasks, seeds 1 to 5, all recipes: most of a night
     python -m benchmarks.recipes --quick           # email_search, seed 1, one recipe, three iterations: no result
     python -m benchmarks.recipes --recipes gspo sapo --seeds 1 2 3 --tasks email_search
 
