@@ -48,6 +48,7 @@ DECIDED = {
     *("promoted", "verdict", "verdict_run", "withdrawn", "restored", "rolled_back"),
     *("canary_since", "canary_looks", "rollback_looks"),
 }  # tags of a version that only a decision sets
+LOGGED = re.compile(r"models:/m-[0-9a-f]{32}")
 LOCATED = re.compile(r"artifact_?-?(location|uri|root)", re.I)
 
 
@@ -82,22 +83,18 @@ def fault(path: str, body: bytes, is_promoter: bool) -> str | None:
         asked, keys = None, []
     if not isinstance(asked, dict):
         return f"its body is no JSON object of at most {LONGEST} bytes"
-    if found := next((key for key in keys if LOCATED.search(key)), None):
-        return f"{found} says where artifacts lie, which the server decides"
+    if any(LOCATED.search(key) for key in keys):
+        return "where artifacts lie is the server's to decide, so leave the location out"
     if path == "/graphql":
         return "GraphQL is for reading" if re.search(r"\b(mutation|subscription)\b", str(asked.get("query"))) else None
-    if path.endswith("/model-versions/create") and not re.fullmatch(
-        r"models:/m-[0-9a-f]{32}", str(asked.get("source"))
-    ):
+    if path.endswith("/model-versions/create") and not LOGGED.fullmatch(str(asked.get("source"))):
         return "the source of a version is a logged model (models:/m-…)"
     if is_promoter:
         return None
     if path.endswith("/registered-models/alias") and (asked.get("alias") != "challenger" or set(asked) - ALIAS):
         return NOT_PROMOTER
-    if "/traces" not in path and (
-        found := next((key for key in keys if key in DECIDED or key.startswith("mlflow.")), None)
-    ):
-        return f"the tag {found} is set by a decision: {NOT_PROMOTER}"
+    if "/traces" not in path and any(key in DECIDED or key.startswith("mlflow.") for key in keys):
+        return f"such a tag says what was decided, or is MLflow's own. {NOT_PROMOTER}"
     return None
 
 

@@ -81,7 +81,7 @@ class Guard:
                 return None
             return 403, "adapters come from the registry alone: move the alias that this server follows"
         if not self.serves(method, path):
-            return 403, f"{method} {path} is not served here: flows/serving/guard.py lists what is"
+            return 403, "this path is not served here: flows/serving/guard.py lists those that are"
         return None
 
     def serves(self, method: str, path: str) -> bool:

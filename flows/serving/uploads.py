@@ -89,9 +89,9 @@ class Uploads(Guard):
             return 507, {"error": f"{file} could not be kept ({problem.strerror}): free space on the server's disk"}
         finally:
             temporary.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it holds the other file
-                folder.rmdir()
-                folder.parent.rmdir()
+            for empty in (folder, folder.parent):
+                with contextlib.suppress(OSError):  # it is gone, or holds other files
+                    empty.rmdir()
 
     def arrived(self, name: str, arrival: Path, file: str) -> Reply:
         """Put a file that is here to the other one; with both, the adapter gets its place if it has its hash."""

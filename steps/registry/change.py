@@ -85,6 +85,7 @@ def decide(
     champion = model.aliases.get("champion")
     evidence = reader.evidence(folder, os.fspath(folder)) if folder else None
     own, former, verdict = adapters.get(version), adapters.get(champion or ""), evidence["hash"] if evidence else None
+    is_recorded = True
     intent = Intent(Decision(event, model.name, version, own, champion, former, why, verdict), writes, evidence)
     try:
         with Ledger(patience=PATIENCE) as ledger:
@@ -98,9 +99,11 @@ def decide(
             raise
         _check(model)
         _write(model.client, model.name, writes)
+        is_recorded = False
     try:
         with Ledger() as ledger:
-            decisions.record(ledger, intent.decision, evidence)
+            if not is_recorded:
+                decisions.record(ledger, intent.decision, evidence)
             if folder:
                 index.add_verdict(Path.cwd(), ledger, os.fspath(folder))
     except UserError as problem:
@@ -195,10 +198,10 @@ def _alone(link: sa.Connection, name: str) -> None:
 
 
 def _check(model: RegisteredModel) -> None:
-    """UserError where another version is champion or on trial than when the decision was made."""
+    """UserError where the aliases are others than when the decision was made."""
     with explained(address(Path.cwd())):
         aliases = model.client.get_registered_model(model.name).aliases
-    for alias in ("champion", CANARY):
+    for alias in ("champion", "previous", CANARY):
         before, now = model.aliases.get(alias), aliases.get(alias)
         if before != (now and str(now)):
             raise UserError(f"the {alias} of {model.name} has become version {now} meanwhile: run the same again")

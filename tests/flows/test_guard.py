@@ -126,7 +126,7 @@ def test_a_client_with_the_key_cannot_change_adapters(client: TestClient, method
     assert client.request(method, path, headers={guard.SWAP_HEADER: SWAP_TOKEN}).status_code == 401
 
 
-def test_a_websocket_is_not_served(client: TestClient) -> None:
+def test_a_websocket_is_guarded_too(client: TestClient) -> None:
     for headers in ({}, bearer(KEY) | {"host": "127.0.0.1"}):
         with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/realtime", headers=headers):
             pass

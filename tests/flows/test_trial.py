@@ -6,7 +6,6 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from flows.serving.trial import Served, Trial
 from steps.core.params import Serve
 from steps.project.ledger import Ledger
 from steps.registry import change, decisions
-from steps.registry.model import RegisteredModel
 from steps.traces.store import Store
+from tests.support.fake_registry import FakeRegistry
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -105,33 +104,6 @@ def test_round_a_swap_no_version_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     place.vllm.meanwhile = lambda: None
     assert place.ask("chat 3") == "4"
     assert place.versions() == [None, None, "4"]
-
-
-class FakeRegistry:
-    """Stands for MLflow's registry: tags and aliases in memory."""
-
-    def __init__(self, **aliases: str) -> None:
-        self.aliases = aliases
-        self.versions = {
-            number: SimpleNamespace(version=number, tags={"adapter_hash": f"adapter {number}"})
-            for number in ("1", "2", "3")
-        }
-
-    def set_model_version_tag(self, _: str, version: str, tag: str, value: str) -> None:
-        self.versions[version].tags[tag] = value
-
-    def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
-        self.aliases[alias] = version
-
-    def delete_registered_model_alias(self, _: str, alias: str) -> None:
-        self.aliases.pop(alias, None)
-
-    def get_registered_model(self, _: str) -> Any:
-        return SimpleNamespace(aliases=self.aliases)
-
-    @property
-    def model(self) -> RegisteredModel:
-        return RegisteredModel(self, "toy", dict(self.versions), dict(self.aliases))
 
 
 class People:
