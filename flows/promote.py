@@ -10,7 +10,7 @@ The champion's adapter comes from the registry. It is evaluated on the run's own
 an evaluation of the same inputs is not made again. run/promote/<challenger's hash>/ holds verdict.json, verdict.md and
 verdict.png, which are also logged to the challenger's MLflow run. The version is tagged, the former champion gets the alias
 `previous` (flows/rollback.py goes back to it), and the ledger gets the decision. Killed in between, the next command
-finishes it (steps/registry/change.py). With serve.canary, a version that passes gets that share of the traffic first, under
+finishes it (flows/promotion/change.py). With serve.canary, a version that passes gets that share of the traffic first, under
 the alias `canary`, and what people say decides (docs/flywheel.md).
 Exit code 0: the version is champion now, would be with --dry-run, or was before; 3: it is refused.
 """
@@ -25,13 +25,14 @@ from prefect import flow
 
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
+from flows.promotion import change
 from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end
 from flows.serving import live
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.core import params
 from steps.project import store
-from steps.registry import card, change, verdict_report
+from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
 
 REFUSED = 3  # exit code

@@ -5,7 +5,7 @@
 
 From then on models:/<name>@champion is the earlier adapter. Both versions are tagged with the reason, and the former
 champion gets the alias `previous`; nothing is deleted. Killed in between, the same command, or any other that decides,
-finishes it (steps/registry/change.py). The command needs no Prefect server, because it must work when there
+finishes it (flows/promotion/change.py). The command needs no Prefect server, because it must work when there
 is none; the deployment `rollback` calls the same function. Only the gate (flows/promote.py) moves the alias forward.
 """
 
@@ -18,11 +18,11 @@ from pathlib import Path
 from prefect import flow
 
 from flows.deployment.settings import RollbackSettings
+from flows.promotion import change
 from flows.terminal import recorded
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
-from steps.registry import change
 from steps.registry.model import read_registry
 
 

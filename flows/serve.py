@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import environments
 from flows.deployment.services import Services, plain
+from flows.promotion import change
 from flows.serving import capture, guard, live, trial
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
@@ -38,7 +39,6 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
-from steps.registry import change
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 from steps.traces import store
 

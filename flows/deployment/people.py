@@ -28,6 +28,7 @@ from steps.core.keys import write_private
 from steps.core.terminal import exit_code
 
 FILE = Path(".flywheel/mlflow.people")
+DIGEST = re.compile("[0-9a-f]{64}")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}"
 
 
@@ -42,12 +43,10 @@ def read(root: Path) -> dict[str, Person]:
     """Name -> person; none where there is no file. UserError where the file is damaged, since it must open nothing then."""
     path = root / FILE
     try:
-        found = {name: Person(*entry) for name, entry in json.loads(path.read_text()).items()}
-        if not all(
-            re.fullmatch(NAME, name) and re.fullmatch("[0-9a-f]{64}", one.sha256) for name, one in found.items()
-        ):
+        people = {name: Person(*entry) for name, entry in json.loads(path.read_text()).items()}
+        if not all(re.fullmatch(NAME, name) and DIGEST.fullmatch(person.sha256) for name, person in people.items()):
             raise ValueError
-        return {name: Person(one.sha256, one.is_promoter is True) for name, one in found.items()}
+        return {name: Person(person.sha256, person.is_promoter is True) for name, person in people.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError, RecursionError, OSError):

@@ -291,6 +291,6 @@ def check_right() -> None:
     try:
         ledger = Ledger(patience=5)
     except UserError:
-        return  # steps/registry/change.py says why
+        return  # flows/promotion/change.py says why
     with ledger:
         decisions.check_right(ledger)

@@ -12,9 +12,10 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from flows.promotion import change
 from steps.core.params import Serve
 from steps.project.ledger import Ledger
-from steps.registry import change, decisions, live
+from steps.registry import decisions, live
 from steps.registry.model import CANARY, RegisteredModel
 from steps.traces.store import Store
 

@@ -4,7 +4,7 @@ A row cannot be made again from anything else: a rollback leaves no file, MLflow
 run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m steps.lineage rebuild` keeps this table and
 makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. Who made a decision is
 the role in PostgreSQL, which nobody can choose, and in SQLite the user of the machine. A decision is first a row `intent`,
-which steps/registry/change.py writes and carries out; it is open while it is the last row of its model. Left out:
+which flows/promotion/change.py writes and carries out; it is open while it is the last row of its model. Left out:
 registrations, which MLflow has.
 """
 
@@ -82,6 +82,14 @@ def last(link: sa.Connection, model: str, *conditions: sa.ColumnElement[bool]) -
     """The last row of a model that fulfils these conditions."""
     of_model = sa.select(DECISIONS).where(DECISIONS.c.model == model, *conditions)
     return link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()
+
+
+def interrupted(link: sa.Connection) -> list[str]:
+    """The models about which something was decided that nobody has finished."""
+    newest = sa.select(sa.func.max(DECISIONS.c.id)).group_by(DECISIONS.c.model)
+    return list(
+        link.scalars(sa.select(DECISIONS.c.model).where(DECISIONS.c.id.in_(newest), DECISIONS.c.event == INTENT))
+    )
 
 
 def repeats(link: sa.Connection, decision: Decision) -> bool:

@@ -19,10 +19,10 @@ from starlette.testclient import TestClient
 
 from flows import vllm_server
 from flows.deployment import people
+from flows.promotion import change
 from flows.serving import live
 from flows.serving.uploads import Uploads
 from steps.core.params import Policy, Serve
-from steps.registry import change
 from tests.conftest import MlflowServer
 from tests.flows.test_mlflow_server import basic
 from tests.support.fake_registry import FakeRegistry

@@ -18,7 +18,7 @@ import yaml
 from environments.base import Scenario
 from flows import evaluate, promote, rollback
 from flows.deployment.settings import EvaluateSettings, PromoteSettings
-from flows.promotion import evaluations, judging
+from flows.promotion import change, evaluations, judging
 from flows.promotion.judging import show_page
 from flows.terminal import command
 from steps.core import params
@@ -30,7 +30,7 @@ from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger
-from steps.registry import card, change, decisions, model, publish, verdict_report
+from steps.registry import card, decisions, model, publish, verdict_report
 from steps.registry.gate import Verdict
 from tests.conftest import change_params
 

@@ -24,12 +24,13 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 
 from flows import export
+from flows.promotion import change
 from flows.serving import live
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
-from steps.registry import change, publish
+from steps.registry import publish
 from steps.registry.model import read_registry
 from steps.traces.store import Store
 from tests.conftest import ROOT, Project, change_params, end, free_port, python, run, start

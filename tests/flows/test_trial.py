@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from flows.promotion import change
 from flows.serving import capture, live, trial
 from flows.serving.trial import Served, Trial
 from steps.core.params import Serve
 from steps.project.ledger import Ledger
-from steps.registry import change, decisions
+from steps.registry import decisions
 from steps.traces.store import Store
 from tests.support.fake_registry import FakeRegistry
 

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from flows import rollback
+from flows.promotion import change
 from flows.serving import live
 from steps.core.errors import UserError
 from steps.core.params import Serve
 from steps.project.ledger import Ledger
-from steps.registry import change, decisions
+from steps.registry import decisions
 from tests.support.fake_registry import FakeRegistry, Killed
 
 START = datetime(2026, 11, 1, tzinfo=UTC)

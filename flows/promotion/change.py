@@ -28,6 +28,7 @@ import sqlalchemy as sa
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.project.ledger import PATIENCE as LOCKED
 from steps.project.ledger import Ledger, LedgerAway
 from steps.project.store import address, connect, explained
 from steps.registry import decisions
@@ -88,7 +89,7 @@ def decide(
     is_recorded = True
     intent = Intent(Decision(event, model.name, version, own, champion, former, why, verdict), writes, evidence)
     try:
-        with Ledger(patience=PATIENCE) as ledger:
+        with _here() as ledger:
             decisions.check_right(ledger)
             while not ledger.change(lambda link: _begun(link, model, intent)):
                 _close(ledger, model.client, model.name)
@@ -115,7 +116,7 @@ def finish(root: Path, name: str) -> Decision | None:
     """Carry out what somebody began who was killed, and return it; None where there is nothing, or the ledger is away.
     UserError where this person may not decide, or MLflow refuses it."""
     try:
-        with Ledger(patience=PATIENCE) as ledger:
+        with _here() as ledger:
             with ledger.reading() as link:
                 if _opened(link, name) is None:
                     return None
@@ -132,10 +133,17 @@ def finish(root: Path, name: str) -> Decision | None:
 def last(name: str) -> Decision | None:
     """The last decision about a model; None where there is none, or the ledger is away."""
     try:
-        with Ledger(patience=PATIENCE) as ledger, ledger.reading() as link:
+        with _here() as ledger, ledger.reading() as link:
             return next((each for each in reversed(decisions.listed(link)) if each.model == name), None)
     except LedgerAway:
         return None
+
+
+def _here() -> Ledger:
+    """The ledger, if it is there within PATIENCE; then it is waited for longer, while others decide or write."""
+    ledger = Ledger(patience=PATIENCE)
+    ledger.patience = LOCKED
+    return ledger
 
 
 def _opened(link: sa.Connection, name: str) -> Intent | None:
@@ -143,12 +151,10 @@ def _opened(link: sa.Connection, name: str) -> Intent | None:
     row = decisions.last(link, name)
     if row is None or row["event"] != INTENT:
         return None
-    values = {field.name: row[field.name] for field in dataclasses.fields(Decision)} | {
-        "created": "",
-        "decided_by": None,
-    }
     content = json.loads(row["why"])
-    decision = Decision(**values | {"event": content["event"], "why": content["why"]})
+    values = {field.name: row[field.name] for field in dataclasses.fields(Decision)}
+    values |= {"event": content["event"], "why": content["why"], "created": "", "decided_by": None}
+    decision = Decision(**values)
     return Intent(decision, content["writes"], row["evidence"])
 
 
@@ -194,6 +200,7 @@ def _close(ledger: Ledger, client: Any, name: str, own: Intent | None = None) ->
 def _alone(link: sa.Connection, name: str) -> None:
     """Wait for the transaction of another one who decides about this model; in SQLite `change` has done so."""
     if link.dialect.name == "postgresql":
+        link.exec_driver_sql("SET LOCAL lock_timeout = '30s'")
         link.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK, sa.func.hashtext(name))))
 
 
