@@ -4,9 +4,10 @@ interpreter, spoken to by lines of JSON over pipes (the other side: environments
     child = child_of("verifiers", "sums_env", {})
     child.ask("rows")
 
-A process is started when it is first needed and serves all episodes of this one. It leads a process group, which ends with
-this process, however that ends, and when it does not answer in time (environments/kit/child.py). An episode whose process is gone is opened in the
-next and its turns are taken again. Left out: episodes beside each other in several processes; they wait for each other.
+A process is started when it is first needed and serves all episodes of this one. It ends, with all that it started, as this
+process does, however that ends, and when it does not answer in time (environments/kit/child.py). An episode whose process is
+gone is opened in the next and its turns are taken again. Left out: episodes beside each other in several processes; they
+wait for each other.
 """
 
 from __future__ import annotations
@@ -158,7 +159,9 @@ def checked(answer: Any) -> dict[str, Any]:
     if not (isinstance(answers, list) and "done" in answer):
         raise Stopped(f"the environment's answer to a turn is none: {printable(str(answer))[:100]}")
     if len(answers) > MOST_ANSWERS:
-        raise Stopped(f"the environment answered a turn with {len(answers):,} messages, and {MOST_ANSWERS:,} are the most")
+        raise Stopped(
+            f"the environment answered a turn with {len(answers):,} messages, and {MOST_ANSWERS:,} are the most"
+        )
     if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in answers):
         raise Stopped("the environment answered a turn with what is no message of a role and a content")
     return answer

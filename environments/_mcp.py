@@ -124,8 +124,8 @@ class Server:
                 break
         await self.close()
         raise TaskProblem(
-            f"the MCP server {self.settings.name} lists more than {MOST_PAGES} pages or {MOST_TOOLS:,} tools: no agent can use "
-            "them; have it offer fewer, or take another server"
+            f"the MCP server {self.settings.name} lists more than {MOST_PAGES} pages or {MOST_TOOLS:,} tools, which no "
+            "agent can use: have it offer fewer, or take another server"
         )
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float | None) -> str:

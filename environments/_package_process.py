@@ -1,8 +1,8 @@
 """The other side of environments/_apart.py: serves one environment, in a process with the interpreter of its package.
 
 It imports nothing of this project, and of the package only what `_package_<package>.py` does. A request is a line of JSON,
-{"id", "do": the name of a method, "with": its arguments, "dropped": episodes that are over}, and so is the answer, {"id"} with
-"value" or "problem". What the environment prints goes to the standard error, so that no print can pass for an answer.
+{"id", "do": the name of a method, "with": its arguments, "dropped": episodes that are over}, and so is the answer, {"id"}
+with "value" or "problem". What the environment prints goes to the standard error, so that no print can pass for an answer.
 
 Each episode has a state of Python's and numpy's global generators, which is put in place before the episode is asked and
 kept afterwards: an episode goes the same way whichever others go on beside it. Draws from elsewhere, such as the system's

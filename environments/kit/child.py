@@ -4,10 +4,10 @@
     answer = await child.ask({"do": "rows"}, seconds=30.0)       # {"id": 1, ...}: the same id as the request
     await child.end()
 
-What is limited: the bytes of a line, and of all that comes until an awaited answer has; the time of a request, from sending it
-to the whole answer. Its standard error is read to its end, and the last of it kept. A line that is no JSON object, and an
-answer to nothing that is asked now (a wrong id, a second time, too late), is passed over and counted. keeper.py ends it
-with all that came of it, however this process ends.
+What is limited: the bytes of a line, and of all that comes until an awaited answer has; the time of a request, from sending
+it to the whole answer. Its standard error is read to its end, and the last of it kept. A line that is no JSON object, and an
+answer to nothing that is asked now (a wrong id, a second time, too late), is passed over and counted. keeper.py ends it with
+all that came of it, however this process ends.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     answer = await client.ask("GET", "/v1/models", seconds=30.0)      # or client.asked(…), in code that is not asynchronous
     answer.status, answer.json()
 
-What is limited: the time from the request to the last byte of the answer; its bytes, decompressed, and how many of them a byte
-that arrives may become. Redirects are answers like any other and are not followed, so that a key reaches nobody else. Servers
-on this machine are asked without a proxy. Left out: retries, whose rules differ.
+What is limited: the time from the request to the last byte of the answer; its bytes, decompressed, and how many of them a
+byte that arrives may become. Redirects are answers like any other and are not followed, so that a key reaches nobody else.
+Servers on this machine are asked without a proxy. Left out: retries, whose rules differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST = 2**26  # bytes of an answer
 RATIO, FREE = 200, 2**20  # bytes that one may become (JSON becomes 10 to 50), and bytes from which on that counts
 
 
-class NoAnswer(Exception):
+class NoAnswer(OSError):
     """There is no whole answer: why, in words without a full stop."""
 
 
@@ -35,7 +35,7 @@ class Unreachable(NoAnswer):
     """No connection: the server has had nothing of the request."""
 
 
-class Late(NoAnswer):
+class Late(NoAnswer, TimeoutError):
     """The time was over."""
 
 
@@ -63,12 +63,12 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Connections to one server, or to several with full addresses. It belongs to the event loop that it is first used in;
+    """Connections to one server, by paths or whole addresses. It belongs to the event loop that it is first used in;
     `asked` uses that of environments/_waiting.py."""
 
     def __init__(
         self,
-        base: str = "",
+        base: str,  # scheme and host, and what all paths begin with
         *,
         headers: Mapping[str, str] | None = None,
         auth: tuple[str, str] | None = None,  # user, password
@@ -98,7 +98,8 @@ class Client:
             request["params"] = dict(query)
         try:
             async with asyncio.timeout(seconds):
-                async with http.stream(method, f"{self.base}{path}", **request) as answer:
+                url = path if "://" in path else f"{self.base}{path}"
+                async with http.stream(method, url, **request) as answer:
                     read = bytearray()
                     async for piece in answer.aiter_bytes():  # decompressed, in pieces of at most 1 MiB
                         read += piece
@@ -138,24 +139,21 @@ class Client:
         return self._http
 
 
-def asked(method: str, url: str, *, seconds: float, **given: Any) -> Answer:
-    """One request, as `Client.ask`; `headers` and `auth` as a client's."""
-    own = {name: given.pop(name) for name in ("auth",) if name in given}
-    parts = urlsplit(url)
-    base = f"{parts.scheme}://{parts.netloc}"
-    with Client(base, **own) as client:
-        return client.asked(method, url.removeprefix(base), seconds=seconds, **given)
+def asked(method: str, url: str, *, seconds: float, auth: tuple[str, str] | None = None, **given: Any) -> Answer:
+    """One request to a whole address, as `Client.ask`; `auth` as a client's."""
+    with Client(url, auth=auth) as client:
+        return client.asked(method, url, seconds=seconds, **given)
 
 
 def _way(url: str) -> dict[str, Any]:
-    """How a server is reached: this machine without a proxy, and one without TLS without the certificates (20 ms to read)."""
-    is_local = urlsplit(url).hostname in LOOPBACK
-    return {"trust_env": not is_local, "follow_redirects": False, **({"verify": False} if is_local else {})}
+    """How a server is reached: this machine without a proxy; and without TLS no certificates are read, which takes 20 ms."""
+    parts = urlsplit(url)
+    return {"trust_env": parts.hostname not in LOOPBACK, "verify": parts.scheme == "https", "follow_redirects": False}
 
 
 def limited(url: str, headers: Mapping[str, str], seconds: float, most: int = MOST) -> httpx2.AsyncClient:
-    """A client for packages that want one of httpx2's: each answer is uncompressed and has at most `most` bytes; `seconds` are
-    for all but the reading of an answer, which goes on as long as a stream of events does."""
+    """A client for packages that want one of httpx2's: each answer is uncompressed and has at most `most` bytes; `seconds`
+    are for all but the reading of an answer, which goes on as long as a stream of events does."""
     import httpx2
 
     class Counted(httpx2.AsyncByteStream):

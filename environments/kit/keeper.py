@@ -28,7 +28,7 @@ def adopt() -> None:
 
 
 def kept(child: int, lifeline: int) -> int:
-    """Wait for a child, or for the lifeline to close; kill all that is left, and return the child's status as Popen has it."""
+    """Wait for a child, or for the lifeline to close, and kill all that is left; the child's status as Popen has it."""
     select.select([lifeline, os.pidfd_open(child)], [], [])
     ended, waited = os.waitpid(child, os.WNOHANG)
     status = os.waitstatus_to_exitcode(waited) if ended else -signal.SIGKILL

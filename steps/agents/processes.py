@@ -145,9 +145,7 @@ class Processes:
         if not process.ready.done():
             self.early_deaths += 1
             if self.early_deaths == DEATHS and self.broken is None:
-                self.broken = (
-                    f"{self.task} cannot be loaded: its process ended {DEATHS} times ({why}); see the log"
-                )
+                self.broken = f"{self.task} cannot be loaded: its process ended {DEATHS} times ({why}); see the log"
             process.ready.set_result(None)
         while process.keys:
             self.ended(process.keys.pop(), {"lost": f"the process that ran it ended ({why})"})

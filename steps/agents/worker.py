@@ -23,7 +23,6 @@ import io
 import json
 import numbers
 import os
-import signal
 import sys
 import threading
 import time
