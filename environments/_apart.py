@@ -50,6 +50,8 @@ class Child:
         self.program = run(programs.Child.start(command, "the environment", variables=variables, line=ROWS))
         try:
             self.facts: dict[str, Any] = self.ask("facts", START_SECONDS)
+            if not isinstance(self.facts, dict) or not isinstance(self.facts.get("tools"), list):
+                raise Stopped(f"it does not say what it is: {printable(str(self.facts))[:100]}")
         except Stopped as problem:
             self.end()
             raise TaskProblem(f"{package}:{name}: {problem}") from None
