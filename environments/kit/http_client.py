@@ -147,7 +147,10 @@ def asked(method: str, url: str, *, seconds: float, auth: tuple[str, str] | None
 
 def _way(url: str) -> dict[str, Any]:
     """How a server is reached: this machine without a proxy; and without TLS no certificates are read, which takes 20 ms."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as problem:
+        raise Unreachable(f"{url} is no address ({problem})") from None
     return {"trust_env": parts.hostname not in LOOPBACK, "verify": parts.scheme == "https", "follow_redirects": False}
 
 

@@ -21,6 +21,7 @@ from flows.repro.pipeline import StageFailed
 from flows.terminal import prefect_server
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
+from steps.project import dvc
 from steps.runner import handover
 
 LOG = Path(".flywheel/train.log")
@@ -138,6 +139,7 @@ def prepare(by_hand: bool = False) -> None:
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
+    dvc.own_cache(Path.cwd())
     if home := os.environ.get("PREFECT_HOME"):
         Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     if api := os.environ.get("PREFECT_API_URL"):

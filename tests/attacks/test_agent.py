@@ -1,8 +1,8 @@
 """Probes by an agent under training: a program of others (a harness), and a rollout function of one's own.
 
 The first runs within the walls of environments/_confined.py, and each probe is a Python program there that prints "through"
-where it got what it wanted. The second runs with its user's rights in a process beside others of its kind, and what it writes
-to every pipe that it finds must neither end another's episode nor the client.
+where it got what it wanted. The second runs with its user's rights in a process beside others of its kind, and what it
+writes to every pipe that it finds must neither end another's episode nor the client.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def test_processes_without_end_end_with_their_time(tmp_path: Path) -> None:
     assert outcome.status is None
     assert outcome.output == "started\n"
     assert time.monotonic() - began < 20
-    assert not [name for name in os.listdir("/proc") if name.isdecimal() and mark in _command(name)]
+    assert not [each for each in Path("/proc").glob("[0-9]*") if mark in _command(each)]
 
 
-def _command(number: str) -> str:
+def _command(process: Path) -> str:
     try:
-        return Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace")
+        return (process / "cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
 

@@ -1,7 +1,8 @@
-"""Probes by the package of an environment, which runs in a process of its own with this user's rights (docs/environments.md).
+"""Probes by the package of an environment, which runs in a process of its own with this user's rights.
 
 Its answers are those of the real process (environments/_package_process.py) with an environment that writes to whatever it
-finds. What holds: a run's time, memory and messages, and that nothing of it stays. What does not: it may read what its user may.
+finds. What holds: a run's time, memory and messages, and that nothing of it stays. What does not: it may read what its user
+may (docs/environments.md).
 """
 
 from __future__ import annotations

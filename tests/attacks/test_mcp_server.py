@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.server
-import os
 import resource
 import sys
 import tempfile
@@ -13,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_an_answer_without_end_ends_the_server_and_not_the_memory(tmp_path: Path
 
 def test_what_it_writes_beside_its_answers_is_read_and_forgotten(tmp_path: Path) -> None:
     def written() -> int:
-        return sum(os.fstat(int(name)).st_size for name in os.listdir("/proc/self/fd") if _is_file(int(name)))
+        return sum(_size(each) for each in Path("/proc/self/fd").iterdir())
 
     before = written()
     with server(tmp_path, "errors") as hostile:
@@ -113,11 +112,12 @@ def test_what_it_writes_beside_its_answers_is_read_and_forgotten(tmp_path: Path)
         assert written() - before < 1_000_000
 
 
-def _is_file(number: int) -> bool:
+def _size(descriptor: Path) -> int:
+    """Bytes of a temporary file; 0 of all else."""
     try:
-        return os.readlink(f"/proc/self/fd/{number}").startswith(tempfile.gettempdir())
+        return descriptor.stat().st_size if str(descriptor.readlink()).startswith(tempfile.gettempdir()) else 0
     except OSError:
-        return False
+        return 0
 
 
 @pytest.mark.parametrize("way", ["twice", "ahead"])
@@ -171,7 +171,7 @@ def test_what_it_leaves_in_another_session_ends_with_it(tmp_path: Path) -> None:
 class Elsewhere(http.server.BaseHTTPRequestHandler):
     """An address: `/moved` leads to it, `/packed` is 300 MB in 300 KB, and what it is asked for is kept."""
 
-    asked: list[tuple[str, str]] = []
+    asked: ClassVar[list[tuple[str, str]]] = []
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("authorization", "")))

@@ -25,7 +25,8 @@ def listed(number: Any) -> None:
     if WAY == "lists-nothing":
         time.sleep(600)
     if WAY == "pages":
-        return send(id=number, result={"tools": [tool(f"t{time.time_ns()}")], "nextCursor": "more"})
+        send(id=number, result={"tools": [tool(f"t{time.time_ns()}")], "nextCursor": "more"})
+        return
     tools = [tool()]
     if WAY == "many-tools":
         tools = [tool(f"tool_{place}") for place in range(3_000)]
@@ -65,9 +66,7 @@ def said(number: Any, word: str) -> None:
         params = {"message": "Your password?", "requestedSchema": {"type": "object", "properties": {}}}
         send(id=903, method="elicitation/create", params=params)
     if WAY == "half-letter":
-        sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\\ud83d"}]}}\n' % number)
-        sys.stdout.flush()
-        return
+        text = {"content": [{"type": "text", "text": "\ud83d"}]}
     if WAY == "leaves" and os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
