@@ -7,6 +7,7 @@ from pathlib import Path
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.project.dvc import own_cache
 
 
 def versioned(root: Path, folder: Path) -> None:
@@ -15,6 +16,7 @@ def versioned(root: Path, folder: Path) -> None:
         say(f"{root} is no project of DVC's: no version of {folder} was stored")
         return
     os.environ["DVC_NO_ANALYTICS"] = "1"
+    own_cache(root)
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 

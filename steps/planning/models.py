@@ -90,14 +90,15 @@ def is_reachable(policy: Policy) -> bool:
 
 
 def hub_answers() -> bool:
-    import httpx2
     from huggingface_hub import constants, is_offline_mode
+
+    from environments.kit.http_client import NoAnswer, asked
 
     if is_offline_mode():
         return False
     try:
-        httpx2.head(constants.ENDPOINT, timeout=SECONDS)
-    except httpx2.HTTPError:
+        asked("HEAD", constants.ENDPOINT, seconds=SECONDS)
+    except NoAnswer:
         return False
     return True
 

@@ -21,6 +21,7 @@ from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.privacy import Privacy
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
+from steps.tracing import langfuse_pages
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -184,7 +185,7 @@ class _Reading(NamedTuple):
             rows = mlflow_traces.fetch(self.root, source.place, since)
             yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
         elif source.kind == "langfuse" and path is None:
-            name = f"langfuse {hashed(langfuse_traces.host())}"
+            name = f"langfuse {hashed(langfuse_pages.host())}"
             rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
             yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
         else:
