@@ -38,6 +38,7 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
+from steps.registry import change
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 from steps.traces import store
 
@@ -57,9 +58,11 @@ class Follower:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
         self.canary: str | None = None  # the version on trial that is loaded, and its share
         self.share = 0.0
+        self.reported: set[str] = set()  # why the alias could not be followed at the last look
+        with contextlib.suppress(UserError):  # the first look says why
+            self.finish()
         self.version, self.adapter = self.look_up()
         self.policy = policy_of(self.version, self.adapter, settings.policy)
-        self.reported: set[str] = set()  # why the alias cannot be followed at the moment
 
     def look_up(self) -> tuple[Any, Path]:
         """(the version that the alias names now, the folder of its adapter)."""
@@ -69,18 +72,35 @@ class Follower:
 
     def follow(self, server: Server) -> None:
         """Look once where the alias is, and swap the adapter if it moved. Says once why that fails: serving goes on."""
-        try:
-            self.move(server, *self.look_up())
-            if self.alias == "champion":
-                self.try_canary(server)
-                self.decide()
-            self.reported.clear()
-        except Exception as problem:  # whatever is wrong with the registry, the disk or a version
-            text = str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
-            cause = re.sub(r"0x[0-9a-f]+", "", text)  # of Python's objects, as connection errors quote them
-            if cause not in self.reported:
-                say(f"version {self.version.version} is still served, for @{self.alias} cannot be followed: {text}")
-            self.reported.add(cause)
+        causes = set[str]()
+        for work in (self.finish, lambda: self.look(server)):
+            try:
+                causes |= work()
+            except Exception as problem:  # whatever is wrong with the registry, the disk or a version
+                text = (
+                    str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
+                )
+                causes.add(
+                    cause := re.sub(r"0x[0-9a-f]+", "", text)
+                )  # of Python's objects, as connection errors quote them
+                if cause not in self.reported:
+                    say(f"version {self.version.version} is still served, for @{self.alias} cannot be followed: {text}")
+        self.reported = causes
+
+    def finish(self) -> set[str]:
+        """Carry out what somebody decided who was killed meanwhile."""
+        if self.alias == "champion":
+            change.finish(self.root, self.settings.model)
+        return set()
+
+    def look(self, server: Server) -> set[str]:
+        """Follow the alias, and decide on versions; what is not as it should be."""
+        self.move(server, *self.look_up())
+        if self.alias != "champion":
+            return set()
+        causes = self.try_canary(server)
+        self.decide()
+        return causes
 
     def move(self, server: Server, version: Any, adapter: Path) -> None:
         """Serve this version from now on. UserError where the server cannot."""
@@ -113,13 +133,20 @@ class Follower:
         name = f"{self.settings.model}-v{self.canary}" if self.canary else ""
         trial.Served(self.settings.model, champion, self.canary, name, self.share).write(self.root / STATE)
 
-    def try_canary(self, server: Server) -> None:
-        """Serve the version on trial as well, or no longer. UserError where the server cannot."""
-        model = read_registry(self.root, self.settings.model)
-        wanted = model.aliases.get(CANARY) if self.settings.serve.canary else None
+    def try_canary(self, server: Server) -> set[str]:
+        """Serve the version on trial as well, or no longer; says once, and returns, why one with the alias is none.
+        UserError where the server cannot."""
+        model, causes = read_registry(self.root, self.settings.model), set[str]()
+        wanted = live.on_trial(model) if self.settings.serve.canary else None
+        if self.settings.serve.canary and wanted is None and (number := model.aliases.get(CANARY)):
+            text = f"version {number} has the alias {CANARY} and is not on trial, for the ledger does not say that the gate"
+            text += f" let it through: `.venv/bin/python -m flows.promote --version {number}` judges it"
+            causes.add(text)
+            if text not in self.reported:
+                say(text)
         share = self.settings.serve.canary if wanted else 0.0
         if (wanted, share) == (self.canary, self.share):
-            return
+            return causes
         if wanted is not None:
             version = model.version(wanted)
             adapter = fetched(model, version, self.root / SERVED / tagged_adapter(version))
@@ -134,6 +161,7 @@ class Follower:
             say(f"version {self.canary} is on trial no longer")
         self.canary, self.share = wanted, share
         self.write(str(self.version.version))
+        return causes
 
     def read_settings(self) -> None:
         """Take the section `serve` of params.yaml as it is now; one that is wrong, or half-written, is left for later."""

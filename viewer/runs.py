@@ -6,7 +6,6 @@ listed in its dvc.lock, with its params.yaml and chain.yaml. Nothing else is wri
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.files import alone
 from steps.core.yaml_text import read_mapping
 from steps.project.git import git_bytes
 from viewer.index import Index, stamp
@@ -153,8 +153,7 @@ def lay_out(root: Path, choice: RunChoice) -> list[str]:
     folder = choice.folder.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     missing: list[str] = []
-    with (folder.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # against other threads, and `make ui` beside `make view`
+    with alone(folder.parent / ".lock"):  # against other threads, and `make ui` beside `make view`
         describe(root, choice.commit, folder)
         for path, kept in files(root, choice.commit):
             link = folder / path

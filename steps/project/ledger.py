@@ -68,8 +68,12 @@ REPLIES = sa.Table(
 VERSION = sa.text(f"SELECT version_num FROM {revisions.VERSIONS}")
 
 
+class LedgerAway(UserError):
+    """The ledger cannot be opened, read or written."""
+
+
 class Ledger:
-    """An open ledger, used as `with Ledger() as ledger:`. UserError where it cannot be opened, read or written.
+    """An open ledger, used as `with Ledger() as ledger:`. LedgerAway where it cannot be opened, read or written.
 
     It is waited for up to `patience` seconds.
     """
@@ -95,7 +99,7 @@ class Ledger:
                 f"the ledger {self.shown} needs the package {problem.name}: install it (psycopg: 3)"
             ) from None
         except (SQLAlchemyError, OSError) as problem:
-            raise UserError(self._unusable(problem)) from None
+            raise LedgerAway(self._unusable(problem)) from None
         self._patiently(self._bring_up_to_date)
 
     def __enter__(self) -> Ledger:
@@ -194,7 +198,7 @@ class Ledger:
                 is_of_database = isinstance(problem, (OperationalError, InterfaceError, sqlite3.Error))
                 passes = is_of_database and any(words in _reason(problem).lower() for words in PASSING)
                 if not passes or waited > self.patience:
-                    raise UserError(self._unusable(problem, waited if passes else 0.0)) from None
+                    raise LedgerAway(self._unusable(problem, waited if passes else 0.0)) from None
                 if waited > QUIET and not is_told:
                     is_told = True
                     left = self.patience - waited
@@ -206,7 +210,7 @@ class Ledger:
         try:
             yield
         except SQLAlchemyError as problem:
-            raise UserError(self._unusable(problem)) from None
+            raise LedgerAway(self._unusable(problem)) from None
 
     def _unusable(self, problem: Exception, waited: float = 0.0) -> str:
         reason = _reason(problem)

@@ -29,7 +29,7 @@ from steps.core import params
 from steps.core.errors import UserError
 from steps.core.records import Trajectory, Turn, read_records
 from steps.policy.adapter import adapter_hash
-from steps.registry import publish
+from steps.registry import change, publish
 from steps.registry.model import read_registry
 from steps.traces.store import Store
 from tests.conftest import ROOT, Project, change_params, end, free_port, python, run, start
@@ -340,7 +340,8 @@ def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published
             return answer.headers["x-flywheel-version"], json.loads(answer.read())["id"]
 
     assert talk("before")[0] == champion
-    live.begin(registry, other)
+    with contextlib.chdir(published):  # as flows.promote does where the gate lets it through
+        change.decide(registry, "canary", other, "for a test", live.trial_writes(other))
     wait_for(f"version {other} is on trial: it gets 50% of the conversations")
     talks = [talk(f"trial {number}") for number in range(30)]
     versions = [version for version, _ in talks]
