@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store
+from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store, tombstones
 from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.privacy import Privacy
@@ -82,6 +82,7 @@ def ingest(
     state = files.read_state(folder)
     reading = _Reading(root, scales, consent, state, set())
     before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
+    marks = tombstones.of(root)
     privacy = Privacy()
     for source in sources:
         got.take(source, reading, privacy)
@@ -92,18 +93,22 @@ def ingest(
     unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
     parts = [part for part in parts if not waiting(part, names)]
     conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])
+    kept = [each for each in conversations if not marks.holds(each.key, each.messages)]
+    if gone := len(conversations) - len(kept):
+        got.passed_over["conversations that were forgotten"] += gone
     taken = {part.key for part in parts if part.messages}
     unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
     more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost] + unjudged
     unreadable |= {Unreadable(key, f"{files.READING}{reason}") for key, reason in more}
+    unreadable = {row for row in unreadable if not marks.holds(row.source)}
     share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
-    made = build(conversations, task, share)
-    files.write(folder, conversations, made, unreadable, state)
+    made = build(kept, task, share)
+    files.write(folder, kept, made, unreadable, state)
     old = {conversation.model_dump_json() for conversation in before}
-    added = sum(conversation.model_dump_json() not in old for conversation in conversations)
+    added = sum(conversation.model_dump_json() not in old for conversation in kept)
     why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
-    opinions = Counter(opinion(conversation) for conversation in conversations)
-    read = len(parts), added, len(conversations), made, len(unreadable)
+    opinions = Counter(opinion(conversation) for conversation in kept)
+    read = len(parts), added, len(kept), made, len(unreadable)
     return Ingested(*read, why, opinions, got.passed_over, got.nothing)
 
 
