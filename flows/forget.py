@@ -32,7 +32,7 @@ from steps.core.terminal import exit_code
 from steps.lineage.index import add_ingested
 from steps.lineage.questions import Touched, data_sets, forward
 from steps.project.ledger import Ledger
-from steps.traces import files, remains, store, tombstones
+from steps.traces import files, remains, store, tombstones, unchanged
 from steps.traces.forget import forget, keys_of
 from steps.traces.sources import load_task
 
@@ -99,6 +99,7 @@ def erase(
 ) -> list[str]:
     """Delete the conversations with these keys, and those in which the same was said; a line for each place."""
     tombstones.of(root).add(keys, said)
+    (root / unchanged.KEPT).unlink(missing_ok=True)  # what the last ingestion said, which may name them
     records = store.Store(capture).erase(keys, said) if capture.is_dir() else 0
     lines = [f"{capture}: {records} records deleted"] if records else []
     for folder in folders(root):

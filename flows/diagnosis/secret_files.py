@@ -49,7 +49,10 @@ def modes(root: Path) -> list[Finding]:
             continue
         shown, about = os.path.relpath(path, root), path.stat()
         mode = stat.S_IMODE(about.st_mode)
-        if mode & 0o077:
+        if mode & 0o077 and path.is_symlink():
+            text = f"{shown} is a link, and others than its owner can read or change what it leads to (mode {mode:03o})"
+            findings.append(Finding("keys", BAD, text, f"chmod 600 {shown}  # if that is the project's"))
+        elif mode & 0o077:
             text = f"others than its owner can read or change {shown} (mode {mode:03o})"
             findings.append(Finding("keys", BAD, text, f"chmod 600 {shown}", partial(closed, path, shown)))
         if about.st_uid != os.getuid():
@@ -62,7 +65,14 @@ def modes(root: Path) -> list[Finding]:
 
 
 def closed(path: Path, shown: str) -> str:
-    path.chmod(0o600)
+    """Close a file of this user's to others, and nothing that a link leads to."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(number).st_uid != os.getuid():
+            raise PermissionError(f"{shown} belongs to another user")
+        os.fchmod(number, 0o600)
+    finally:
+        os.close(number)
     return f"only its owner can read {shown} now"
 
 

@@ -21,13 +21,29 @@ if TYPE_CHECKING:
 
 # A model that brings code of its own is refused: otherwise transformers asks on the terminal whether to run it.
 NO_CODE = {"trust_remote_code": False}
+FOLDERS = ("tasks_data", "run", "start", "models")  # of a project; no owner on the Hub
 LANGUAGE_MODEL = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]  # of a model that sees
 SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
+def no_path(name: str, setting: str) -> None:
+    """UserError where a name reads like a path and nothing is there: it is not looked up on the Hub, whose owner it would
+    tell of this machine's folders."""
+    path = Path(name)
+    beside = path.parts[:1] and (path.parts[0] in FOLDERS or Path(path.parts[0]).is_dir())
+    if path.exists() or not ("\\" in name or name[0] in "./~" or name[-1] == "/" or name.count("/") > 1 or beside):
+        return
+    raise UserError(
+        f"{setting}: there is no {name} in {Path.cwd()}; run the command in the project's folder, or give the path from the "
+        "root. A name on the Hugging Face Hub is <owner>/<name>"
+    )
+
+
 def local(policy: Policy) -> Policy:
-    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to."""
+    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to.
+    UserError for a folder that is missing."""
     if not policy.is_gguf:
+        no_path(policy.base_model, "policy.base_model")
         return policy
     with explained(policy):
         return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})

@@ -21,6 +21,7 @@ from environments.base import Message
 LEAST = 16  # letters of what is looked for
 PIECE = 2**24  # bytes that are read at once
 SKIPPED = {".git", ".venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache", "forgotten"}
+PASSED = (".safetensors", ".py", ".pyc", "-wal", "-shm")  # the last two are read with their database
 PLAIN = re.compile(r"[ !#-\[\]-~]+")  # looks the same in every form of JSON
 ADVICE = (  # by how a path begins
     ("start/", "the run in this folder was given it: train again without it, or `rm -r start run`"),
@@ -36,17 +37,17 @@ ADVICE = (  # by how a path begins
 
 def listed(root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]]) -> list[str]:
     """A line for each file and version that holds these conversations, and for what could not be searched."""
-    needles = [key.encode() for key in keys] + [text.encode() for text in texts(said)]
+    needles, words = [key.encode() for key in keys], [text.encode() for text in texts(said)]
     lines, versions = [], []
     for path in _files(root):
         with contextlib.suppress(OSError):
-            if not _holds(path, needles):
+            if not _holds(path, [*needles, *words], words):
                 continue
             name = path.relative_to(root).as_posix()
             if match := re.fullmatch(r"\.dvc/cache/files/md5/(..)/([0-9a-f]{30})", name):
                 versions.append(match[1] + match[2])
             else:
-                advice = next((advice for start, advice in ADVICE if name.startswith(start)), "delete it, if you can")
+                advice = next((advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it")
                 lines.append(f"{name} holds it: {advice}")
     if versions:
         command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(versions)}"
@@ -77,17 +78,17 @@ def _files(root: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
             path = Path(folder, name)
-            if path.is_file() and not path.is_symlink() and path.suffix not in (".safetensors", ".py", ".pyc"):
+            if path.is_file() and not path.is_symlink() and not name.endswith(PASSED):
                 yield path
 
 
-def _holds(path: Path, needles: Sequence[bytes]) -> bool:
-    """Whether any of these bytes is in a file."""
+def _holds(path: Path, needles: Sequence[bytes], words: Sequence[bytes]) -> bool:
+    """Whether any of these bytes is in a file; of `words` in a database, for the ledger's lineage names keys."""
     longest = max(map(len, needles), default=1)
     with path.open("rb") as file:
         piece = file.read(PIECE)
         if piece.startswith(b"SQLite format 3\0"):
-            return _in_database(path, needles)
+            return _in_database(path, words)
         if piece.startswith(b"PAR1"):
             return _in_parquet(path, needles)
         while piece:

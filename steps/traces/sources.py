@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from steps.core.errors import UserError
 from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store, tombstones
 from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
+from steps.traces.packed import text_of
 from steps.traces.privacy import Privacy
 from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
 
@@ -231,10 +233,10 @@ def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
         raise UserError(f"{kind}:{path} is a folder: name its files")
     if kind == "mlflow":
         return mlflow_traces.read(langfuse_traces.export(path), path.name, scales)
-    text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # a row that is no UTF-8 is refused as a row
+    text, unread = text_of(path)
     if kind == "openai":
-        return openai_jsonl.read(openai_jsonl.rows(text), path.name, scales)
-    return otel.read(otlp.lines_or_whole(text), path.name, scales)
+        return chain(unread, openai_jsonl.read(openai_jsonl.rows(text), path.name, scales))
+    return chain(unread, otel.read(otlp.lines_or_whole(text), path.name, scales))
 
 
 def load_task(root: Path, settings: Params) -> Task:
