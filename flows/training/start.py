@@ -69,7 +69,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
     temporary = Path(f".tmp-{os.getpid()}.start")
     try:
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)  # people's words may be in it
         origin: dict[str, Any] = {"asked": asked}
         if params.policy.start_from is not None:
             origin["policy"] = sources.bring(root, params, temporary / "policy")

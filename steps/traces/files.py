@@ -101,9 +101,10 @@ def write(
 
 def tidy(folder: Path) -> None:
     """Remove what a killed ingestion left of a task's folder, while no other command is at work: beside it, and of an
-    earlier release's in it, from where a version would take it along."""
+    earlier release's in it, from where a version would take it along. What DVC brought back is closed to other users."""
+    private_folder(folder.parent)
     beside = re.compile(rf"\.(tmp|old)-\d+\.{re.escape(folder.name)}")
-    for path in folder.parent.iterdir() if folder.parent.is_dir() else ():
+    for path in folder.parent.iterdir():
         if beside.fullmatch(path.name):
             remove_or_restore(path, folder)
     for path in folder.iterdir() if folder.is_dir() else ():

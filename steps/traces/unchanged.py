@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from steps.core.files import write_text
+
 KEPT = Path(".flywheel/ingested.json")
 CODE = ("steps/traces", "steps/data", "steps/core", "environments", "ingested", "tasks_data")
 HERE = Path(__file__).parent.parent.parent
@@ -57,4 +59,5 @@ def last_report(root: Path, current: str) -> list[str]:
 def keep(root: Path, current: str, lines: list[str]) -> None:
     """Keep what was said of this state."""
     (root / KEPT).parent.mkdir(exist_ok=True)
-    (root / KEPT).write_text(json.dumps({"state": current, "said": lines}) + "\n", encoding="utf-8")
+    text = json.dumps({"state": current, "said": lines}) + "\n"
+    write_text(root / KEPT, text, private=True)
