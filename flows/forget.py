@@ -38,6 +38,7 @@ from steps.traces.sources import load_task
 
 INTENT = tombstones.FOLDER / "intended"  # keys that are being deleted, and the store
 
+
 def run(root: Path, names: list[str], capture: Path) -> list[str]:
     """Delete the conversations; returns the lines of the report. UserError where nothing is known of any of them."""
     keys = keys_of(names)

@@ -38,7 +38,11 @@ OF_ONE, OF_SEVERAL = (
     "{param: task, rubric: /rubric.md}",
     '{param: tasks, rubric: ""}',
 )  # several have one in each folder
-COMMITTED = (".", "tasks_data/embedded_policy", "tasks_data/general_policy")  # in dvc.yaml; the first is of no base at all
+COMMITTED = (
+    ".",
+    "tasks_data/embedded_policy",
+    "tasks_data/general_policy",
+)  # in dvc.yaml; the first is of no base at all
 TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
 CHAMPION = "start/champion"  # the registry's champion, where it is the opponent: flows/training/start.py copies it
 OPPONENT = re.compile(rf"run/(\d{{3}}|{START}|{SFT})/adapter|{CHAMPION}", re.ASCII)

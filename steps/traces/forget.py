@@ -27,9 +27,7 @@ def keys_of(names: Iterable[str]) -> set[str]:
     }
 
 
-def forget(
-    keys: set[str], folder: Path, task: Task, elsewhere: Iterable[Sequence[Message]] = ()
-) -> dict[str, int]:
+def forget(keys: set[str], folder: Path, task: Task, elsewhere: Iterable[Sequence[Message]] = ()) -> dict[str, int]:
     """Delete the conversations with these keys, and those in which the same was said, from the folder ingested/<task> of a
     project; how many rows of each file were of them. `elsewhere`: what other places have of what was said in them."""
     marks, conversations = tombstones.of(folder.parent.parent), files.read_conversations(folder)

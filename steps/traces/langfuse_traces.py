@@ -102,6 +102,9 @@ def export(path: Path) -> Iterator[Any]:
     names = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
     files = sorted(file for file in path.rglob("*") if file.name.endswith(names)) if path.is_dir() else [path]
     for file in files:
+        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+            yield Unreadable(file.name, "no file of the folder's own, but a link out of it or another thing")
+            continue
         text, unread = text_of(file)
         yield from unread
         whole = _json(text)

@@ -47,7 +47,9 @@ def listed(root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]]) -
             if match := re.fullmatch(r"\.dvc/cache/files/md5/(..)/([0-9a-f]{30})", name):
                 versions.append(match[1] + match[2])
             else:
-                advice = next((advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it")
+                advice = next(
+                    (advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it"
+                )
                 lines.append(f"{name} holds it: {advice}")
     if versions:
         command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(versions)}"

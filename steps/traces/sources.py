@@ -22,7 +22,7 @@ from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from steps.traces.packed import text_of
 from steps.traces.privacy import Privacy
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -140,11 +140,11 @@ class _Got(NamedTuple):
         counts, other = Counter[str](), Counter[str]()
         for part in reading.parts(source):
             if isinstance(part, PassedOver):
-                other[written(part.what)] += 1
+                other[shown(part.what)] += 1
             elif isinstance(part, Unreadable):
-                reason = privacy.text(written(part.reason))
+                reason = privacy.text(shown(part.reason))
                 counts[reason] += 1
-                self.unreadable.add(Unreadable(written(part.source), f"{files.READING}{reason}"))
+                self.unreadable.add(Unreadable(shown(part.source), f"{files.READING}{reason}"))
             elif part.messages and not (part.consent or reading.consent):
                 counts[""] += 1
                 self.refused.add(part.key)

@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,7 +110,9 @@ def test_feedback_and_more_of_a_forgotten_conversation_are_not_stored(
     assert Store(folder).erase({"capture:0000000000000001"}) == 2
     status, said = serving.take(feedback)
     assert (status, "forgotten" in str(said)) == (404, True)
-    serving.keep("capture:0000000000000001", {"messages": [question, answer, question]}, [{"id": "r2", "message": answer}])
+    serving.keep(
+        "capture:0000000000000001", {"messages": [question, answer, question]}, [{"id": "r2", "message": answer}]
+    )
     serving.keep("capture:0000000000000002", request, [{"id": "r3", "message": answer}])
     assert WORD not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     assert serving.store.counts() == {"not stored: it was forgotten": 2}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import forget, ingest
+from flows import forget
 from steps.core import params
 from steps.project.ledger import Ledger
 from steps.traces import sources, tombstones

@@ -29,7 +29,6 @@ import yaml
 
 from flows import forget, ingest
 from steps.project.lock import folder_md5
-from steps.traces import files
 from steps.traces.records import key_of
 from steps.traces.store import Store
 from steps.traces.tombstones import Forgotten

@@ -18,8 +18,8 @@ from steps.core.errors import UserError
 from steps.traces import store
 from steps.traces.captured import read
 from steps.traces.records import Unreadable, key_of
-from steps.traces.tombstones import Forgotten
 from steps.traces.store import Store, opened
+from steps.traces.tombstones import Forgotten
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 WRITER = """
