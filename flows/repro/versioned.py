@@ -12,7 +12,7 @@ from steps.core.progress import say
 
 def versioned(root: Path, folder: Path) -> None:
     """Have DVC store this version of a folder and write <folder>.dvc, where the project is one of DVC's. The project's own
-    cache is closed to other users then, unless `dvc config cache.shared group` opens it: DVC gives files modes of its own."""
+    cache is closed to other users then, unless `dvc config cache.shared group` opens it: DVC gives files its own modes."""
     if not (root / ".dvc").is_dir():
         say(f"{root} is no project of DVC's: no version of {folder} was stored")
         return

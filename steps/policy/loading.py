@@ -74,6 +74,10 @@ def load_tokenizer(policy: Policy) -> Any:
     base = local(policy)
     with explained(policy):
         tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision, **NO_CODE)
+    if not tokenizer.encode("a", add_special_tokens=False):  # transformers makes an empty one where no file is
+        raise UserError(
+            f"policy.base_model: {policy.base_model} holds no tokenizer, which has a tokenizer.json as a rule"
+        )
     if policy.chat_template:
         tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:

@@ -69,6 +69,7 @@ def check(template: str, name: str) -> None:
             code = -1
         if code:
             raise UserError(
-                f"policy.base_model: the chat template of {name} does not end within {SECONDS} seconds, {BYTES // 2**30} GiB "
-                "and a million letters for a conversation of three words; set policy.chat_template to another one"
+                f"policy.base_model: the chat template of {name} does not end within {SECONDS} seconds, "
+                f"{BYTES // 2**30} GiB and a million letters for a conversation of three words; set policy.chat_template "
+                "to another one"
             )

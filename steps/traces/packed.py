@@ -1,4 +1,4 @@
-"""The text of a source's file, plain or packed by gzip, within limits: a small file may hold more than the machine's memory."""
+"""The text of a source's file, plain or packed by gzip, within limits: a small file may hold more than memory does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def text_of(path: Path) -> Text:
     with path.open("rb") as file:
         start = file.read(8)
     if name := next((name for mark, name in FORMS.items() if start.startswith(mark)), ""):
-        return Text("", [Unreadable(path.name, f"a file of {name}: give its JSON, plain or packed by gzip")])
+        return Text("", [Unreadable(f"{path.name}:0", f"a file of {name}: give its JSON, plain or packed by gzip")])
     is_packed, size = start.startswith(b"\x1f\x8b"), path.stat().st_size
     most = min(MOST, max(ANYWAY, RATIO * size)) if is_packed else MOST
     pieces, count, unread = [], 0, []
@@ -44,8 +44,10 @@ def text_of(path: Path) -> Text:
                 count += len(piece)
                 if count > most:
                     why = f"it holds more than {most / 2**30:.1f} GiB of text: unpack it, and give it in parts"
-                    return Text("", [Unreadable(path.name, why)])
+                    return Text("", [Unreadable(f"{path.name}:0", why)])
                 pieces.append(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-        unread = [Unreadable(path.name, f"the gzip file is cut off or damaged after {count} bytes of text ({problem})")]
+        unread = [
+            Unreadable(f"{path.name}:0", f"the gzip file is cut off or damaged after {count} bytes of text ({problem})")
+        ]
     return Text(b"".join(pieces).decode("utf-8-sig", "surrogateescape"), unread)

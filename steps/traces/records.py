@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
 
-MARKUP = str.maketrans("<>[]`|", "‹›()'¦")
+MARKUP = str.maketrans("<>[]`|", "()()'/")
 
 
 def written(text: str) -> str:

@@ -103,8 +103,8 @@ class Tombstones:
             marks = frozenset()
         if self._mark("", "") not in marks:
             raise Damaged(
-                f"{self.folder} holds what was forgotten, and its files `key` and `tombstones` do not belong together: bring "
-                "both back from a backup, or delete both and forget everybody again"
+                f"{self.folder} holds what was forgotten, and its files `key` and `tombstones` do not belong together: "
+                "bring both back from a backup, or delete both and forget everybody again"
             )
         self.marks, self.read = marks, now
 
