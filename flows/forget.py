@@ -50,7 +50,7 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
         said = said_in(root, keys, capture)
         intend(root, keys, capture)
         lines = erase(root, keys, capture, said, settings, ledger)
-        made = [*made_of(root, keys, ledger), *remains.listed(root, keys, said)]
+        made = [*made_of(root, keys, ledger), *remains.listed(root, keys, said, data_sets(keys, ledger))]
         (root / INTENT).unlink()
     if lines or made:
         return [*lines, *made]

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from environments.base import Message
@@ -35,8 +35,11 @@ ADVICE = (  # by how a path begins
 )
 
 
-def listed(root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]]) -> list[str]:
-    """A line for each file and version that holds these conversations, and for what could not be searched."""
+def listed(
+    root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]], known: Collection[str] = ()
+) -> list[str]:
+    """A line for each file and version that holds these conversations, and for what could not be searched. `known`: versions
+    that are said already."""
     needles, words = [key.encode() for key in keys], [text.encode() for text in texts(said)]
     lines, versions = [], []
     for path in _files(root):
@@ -51,10 +54,10 @@ def listed(root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]]) -
                     (advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it"
                 )
                 lines.append(f"{name} holds it: {advice}")
-    if versions:
-        command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(versions)}"
-        lines.append(f"DVC's cache holds it in {len(versions)} files: `{command}` removes those that nothing needs")
-        lines += _remote(root, versions)
+    if more := [version for version in versions if version not in known]:
+        command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(more)}"
+        lines.append(f"DVC's cache holds it in {len(more)} more files: `{command}` removes those that nothing needs")
+    lines += _remote(root, versions) if versions else []
     where = os.environ.get("MLFLOW_TRACKING_URI", "")
     if where.startswith("http"):
         lines.append("MLflow's server was not searched: its traces and artifacts may hold it; look for its id there")

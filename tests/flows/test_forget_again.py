@@ -70,6 +70,9 @@ def test_what_still_holds_it_is_listed(project: Path, tmp_path: Path) -> None:
     (project / "run/001").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist([{"turns": [said]}]), project / "run/001/trajectories.parquet")
     kills.export(project / "copy.jsonl", [said])
+    stray = project / ".dvc/cache/files/md5/ab" / ("c" * 30)  # a version that the ledger does not know
+    stray.parent.mkdir(parents=True, exist_ok=True)
+    kills.export(stray, [said])
     (project / ".flywheel").mkdir(exist_ok=True)
     with sqlite3.connect(project / ".flywheel/mlflow.db") as database:
         database.execute("CREATE TABLE spans (content TEXT)")
@@ -84,7 +87,7 @@ def test_what_still_holds_it_is_listed(project: Path, tmp_path: Path) -> None:
         "run/001/trajectories.parquet holds it: the run in this folder was made with it",
         "copy.jsonl holds it",
         ".flywheel/mlflow.db holds it: MLflow's database",
-        "DVC's cache holds it in ",
+        "DVC's cache holds it in 1 more files: ",
         "flows.prune --delete --data-set",
         "DVC's remote store holds it: delete ",
         "the ledger: 1 answers of models to what was said in it deleted",
