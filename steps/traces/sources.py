@@ -32,6 +32,7 @@ Part = Conversation | Unreadable | PassedOver
 KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
 LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
 REGRESSION = 0.3
+LEVELS, TOO_DEEP = 64, "nested more than 64 levels deep"
 MOST = 4096  # held-out scenarios of a split that conversations are compared with
 
 
@@ -148,16 +149,35 @@ class _Got(NamedTuple):
             elif part.messages and not (part.consent or reading.consent):
                 counts[""] += 1
                 self.refused.add(part.key)
-            else:
+            elif masked := _masked(part, privacy):
                 counts[""] += 1
-                agreed = part.model_copy(update={"consent": True}) if part.messages else part
-                self.parts.append(privacy.conversation(agreed))
+                self.parts.append(masked)
+            else:
+                counts[TOO_DEEP] += 1
+                self.unreadable.add(Unreadable(part.key, f"{files.READING}{TOO_DEEP}"))
         self.passed_over.update(other)
         if (counts or other or reading.is_whole(source)) and not counts[""]:
             why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
             self.nothing.append(
                 f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
             )
+
+
+def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
+    """A part as it is kept; None where its JSON has more levels than everything that reads it later can go down."""
+    level: list[Any] = [*part.messages, *part.tools, *(each.correction for each in part.feedback)]
+    for _ in range(LEVELS):
+        level = [
+            each
+            for value in level
+            if isinstance(value, dict | list | tuple)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+    try:
+        whole = privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
+        return None if level else whole
+    except RecursionError:  # JSON in a text, which is masked as JSON
+        return None
 
 
 class _Reading(NamedTuple):

@@ -39,6 +39,7 @@ def conversations(root: Path) -> list[dict[str, Any]]:
     return files.read_rows(root / "ingested/email_search/conversations.jsonl")
 
 
+TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": "deep"}}
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 BAD: dict[str, Callable[[], str]] = {
     "no JSON": lambda: "{oops",
@@ -46,6 +47,8 @@ BAD: dict[str, Callable[[], str]] = {
     "calls' arguments of 400 levels": lambda: json.dumps(row()).replace(
         '"content": "The', '"x": ' + '{"a":' * 400 + "1" + "}" * 400 + ', "content": "The'
     ),
+    "tools of 260 levels": lambda: json.dumps(row(tools=[TOOL])).replace('"deep"', '{"a":' * 260 + "1" + "}" * 260),
+    "a text of 100,000 levels": lambda: json.dumps(row(question=DEEP)),
     "half a character": lambda: json.dumps(row(question="a \ud800 b")),
     "NaN and infinite scores": lambda: json.dumps(
         row("nan", feedback=[{"score": float("nan")}, {"score": float("inf")}])
@@ -86,7 +89,7 @@ MARKUP = "<img src=x onerror=alert(1)>[a](javascript:b)`c`|=HYPERLINK(1)\x1b]0;o
 
 def test_a_field_cannot_write_to_terminal_or_page(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "x.jsonl", row(**{MARKUP: 1}), {MARKUP: 2}, {"run_type": MARKUP}, row("b") | {"consent": MARKUP}
+        tmp_path / "x.jsonl", row() | {MARKUP: 1}, {MARKUP: 2}, {"run_type": MARKUP}, row("b") | {"consent": MARKUP}
     )
     span = {"traceId": "a" * 32, "spanId": "b" * 16, "attributes": []}
     write(tmp_path / "y.json", {"resourceSpans": [{"scopeSpans": [{"scope": {"name": MARKUP}, "spans": [span]}]}]})

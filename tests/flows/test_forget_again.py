@@ -13,6 +13,8 @@ import pytest
 
 from flows import forget, ingest
 from flows.serving import capture
+from flows.training.start import refuse_forgotten
+from steps.core.errors import UserError
 from steps.project.ledger import Ledger
 from steps.traces import files
 from steps.traces.store import Store
@@ -52,9 +54,12 @@ def test_an_old_version_and_other_exports_do_not_bring_it_back(project: Path) ->
 
     dvc(project, "checkout", "--quiet", "--force", f"{kills.TASK}.dvc")
     assert kills.held(project) == {1, 2}, "as it was before"
+    with pytest.raises(UserError, match=r"was forgotten, and an old version of ingested/ has it again"):
+        refuse_forgotten(project, project / kills.TASK)
     kills.export(project / "again.jsonl", [kills.row("another-id", 1)])
     ingest.main(["openai:again.jsonl"])
     assert kills.held(project) == {2}
+    refuse_forgotten(project, project / kills.TASK)
     assert forget.main(["c1"]) == 0, "a second time is no error"
 
 

@@ -60,7 +60,7 @@ def export(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def capture(root: Path, number: int) -> None:
     """The same conversation, as the server stores it."""
     said = row("", number)["messages"]
-    record = {"kind": "call", "response": f"{number:016x}", "key": key_of("capture", f"c{number}")}
+    record: dict[str, Any] = {"kind": "call", "response": f"{number:016x}", "key": key_of("capture", f"c{number}")}
     record |= {"time": f"2026-11-23T00:00:{number:02d}.000000Z", "consent": True, "messages": said[:1]}
     assert Store(root / ".flywheel/capture").append(record | {"answer": said[1], "tools": [], "metadata": {}})
 
