@@ -37,6 +37,7 @@ from steps.traces.openai_jsonl import feedback_of, plain, reason
 from steps.traces.privacy import Privacy
 from steps.traces.records import content_hash, hashed, key_of
 from steps.traces.store import FULL, Store
+from steps.traces.tombstones import Forgotten
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -174,7 +175,11 @@ class Capture:
             key = self.answers.get(feedback.response)
         if key is None:
             return 404, refused("no answer with this id was stored: it had no consent, or was not in the sample")
-        if not self.store.append({"kind": "feedback", "key": key, **feedback.model_dump(mode="json")}):
+        try:
+            is_stored = self.store.append({"kind": "feedback", "key": key, **feedback.model_dump(mode="json")})
+        except Forgotten:
+            return 404, refused("no answer with this id is stored: its conversation was forgotten")
+        if not is_stored:
             self.missed(FULL)
             return 507, refused("the store is full: its operator can raise --capture-mb or shorten --capture-days")
         return 201, {"stored": True, "conversation": key}

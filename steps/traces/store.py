@@ -3,8 +3,8 @@
 Files and not a table, because the server only ever appends, ingestion reads from an offset on, retention removes whole
 days, and any tool can read them. A record is written and synchronised to the disk before `append` or `together` returns.
 A process that is killed leaves at most one line without its end, which the next append closes and readers skip. Records
-are erased by spaces written over them, so that offsets stay right and nothing is left on the disk. Several processes may
-append and erase at the same time.
+are erased by spaces written over them, so that offsets stay right and nothing is left on the disk, and tombstones
+(steps/traces/tombstones.py) keep out what would bring them back. Several processes may append and erase at the same time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from environments.base import Message
 from steps.core.errors import UserError
-from steps.core.files import write_text
+from steps.core.files import owners, private_folder, write_text
+from steps.traces.tombstones import Forgotten, Tombstones
 
 FOLDER = Path(".flywheel/capture")
 FULL = "the store is full"  # what is counted where a record finds no room
@@ -41,16 +43,18 @@ class Store:
     """The store in a folder, which is made where it is missing; only its owner can read it."""
 
     def __init__(self, folder: Path, max_bytes: int = 2**30, days: float = 30) -> None:
-        self.folder, self.max_bytes, self.days = folder, max_bytes, days
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
+        self.folder, self.max_bytes, self.days = private_folder(folder), max_bytes, days
+        self.tombstones = Tombstones(folder / "forgotten")
         self.later: set[Path] | None = None  # the files that `together` synchronises
 
     def append(self, record: Mapping[str, Any], now: datetime | None = None) -> bool:
-        """Write a record for good; False where the store is full. What is older than `days` is removed first."""
+        """Write a record for good; False where the store is full. What is older than `days` is removed first. Forgotten
+        (a ValueError) where it is of a conversation that was erased."""
         data = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         now = now or datetime.now(UTC)
         with self._locked():
+            if self._is_forgotten(record):
+                raise Forgotten("it was forgotten")
             self.expire(now)
             sizes = {path: path.stat().st_size for path in self.segments()}
             if sum(sizes.values()) + len(data) > self.max_bytes:
@@ -60,7 +64,7 @@ class Store:
                 path = today[-1]
             else:
                 path = self.folder / f"{now:%Y-%m-%d}.{len(today):04d}.jsonl"
-            with open(path, "ab", opener=_owners) as file:
+            with open(path, "ab", opener=owners) as file:
                 if file.tell() and not _ends_line(path):
                     file.write(b"\n")
                 file.write(data)
@@ -116,16 +120,19 @@ class Store:
                 made |= {match[1].decode(): match[2].decode() for line in file if (match := HEAD.match(line))}
         return made
 
-    def erase(self, keys: set[str]) -> int:
-        """Erase all records of these conversations; how many there were."""
-        count = 0
+    def erase(self, keys: set[str], conversations: Iterable[Sequence[Message]] = ()) -> int:
+        """Erase all records of these conversations, and of those in which the same was said; how many there were. No record
+        of them is taken any more. `conversations`: what was said in them elsewhere."""
+        count, responses = 0, set[str]()  # of erased answers, feedback on which goes with them
         with self._locked():
+            self.tombstones.add(keys, [*conversations, *self.said(keys)])
             for path in self.segments():
                 with path.open("r+b") as file:
                     end = 0
                     for line in file.read().splitlines(keepends=True):
                         record = _record(line)
-                        if record is not None and record.get("key") in keys:
+                        if record and (self._is_forgotten(record) or record.get("response") in responses):
+                            responses.add(str(record.get("response") or "-"))
                             file.seek(end)
                             file.write(b" " * (len(line) - 1) + b"\n")
                             count += 1
@@ -133,6 +140,14 @@ class Store:
                     file.flush()
                     os.fsync(file.fileno())
         return count
+
+    def said(self, keys: set[str]) -> list[list[Message]]:
+        """What the records of these conversations hold of what was said."""
+        found = (line.record for line in self.lines() if line.record and line.record.get("key") in keys)
+        return [messages for record in found if (messages := _said(record))]
+
+    def _is_forgotten(self, record: Mapping[str, Any]) -> bool:
+        return self.tombstones.holds(str(record.get("key") or ""), _said(record))
 
     def count(self, what: str) -> int:
         """Add to a count in counts.json, such as of requests that were not stored; how many there are now."""
@@ -152,7 +167,7 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self.folder / "lock", "ab", opener=_owners) as lock:
+        with open(self.folder / "lock", "ab", opener=owners) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -166,8 +181,10 @@ def opened(folder: Path) -> Store:
     return Store(folder)
 
 
-def _owners(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _said(record: Mapping[str, Any]) -> list[Message]:
+    """The messages of a record; none of feedback, and of a record of another form."""
+    messages = [*(record.get("messages") or ()), record.get("answer")]
+    return messages if all(isinstance(each, Mapping) and "role" in each for each in messages) else []
 
 
 def _ends_line(path: Path) -> bool:
