@@ -94,7 +94,7 @@ class Capture:
 
     def close(self) -> None:
         self.apart.close()
-        self.counts.write()
+        self.counts.close()
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and have it stored with its answer where it may be."""
@@ -204,8 +204,9 @@ class Keeper:
     def take(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """Store feedback. The answer's status and body. What costs nothing comes first: lengths, forms, and the id."""
         try:
-            fields = outside_json.read_object(body)
-            if not fields.get("response_id") or not isinstance(fields["response_id"], str):
+            fields = outside_json.read(body)
+            name = fields.get("response_id") if isinstance(fields, dict) else None
+            if not isinstance(name, str) or not name:
                 raise ValueError("the body must be an object with response_id, the id of the answer that it is about")
             unknown = sorted(fields.keys() - {"response_id", "score", "label", "comment", "correction"})
             if unknown:

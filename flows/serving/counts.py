@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 from collections import Counter
 
 from steps.traces.store import Store
@@ -24,6 +23,7 @@ class Counts:
     def __init__(self, store: Store) -> None:
         self.store, self.lock, self.changed = store, threading.Lock(), threading.Event()
         self.total, self.new, self.said = Counter[str](), Counter[str](), dict[str, int]()
+        self.is_over = threading.Event()
         threading.Thread(target=self._work, daemon=True).start()
 
     def add(self, why: str) -> None:
@@ -56,14 +56,19 @@ class Counts:
             return False
         return True
 
+    def close(self) -> None:
+        """Write what is left, if it can be."""
+        self.is_over.set()
+        self.changed.set()
+        self.write()
+
     def _work(self) -> None:
-        while self.changed.wait():
+        while self.changed.wait() and not self.is_over.is_set():
             self.changed.clear()
-            if self.write():
-                time.sleep(PAUSE)
-            else:
-                time.sleep(RETRY)
+            is_written = self.write()
+            if not is_written:
                 self.changed.set()
+            self.is_over.wait(PAUSE if is_written else RETRY)
 
 
 def cause(sentence: str) -> str:

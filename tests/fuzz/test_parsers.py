@@ -266,8 +266,7 @@ def feedback(content: bytes, _: Path) -> None:
 def asked(content: bytes, _: Path) -> None:
     try:
         request = capture.asked(content)
-    except ValueError as problem:
-        assert str(problem).startswith("the body ")
+    except ValueError:
         return
     if request:
         given = {"id": "chatcmpl-1", "message": {"role": "assistant", "content": "x"}}
