@@ -56,7 +56,7 @@ KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the hea
 FEEDBACK, COUNTS = "/feedback", "/capture"
 OTHERS = ("/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/invocations")
 ANSWERED = "flywheel.answered"  # in a request's scope: where flows/serving/trial.py says which version answers
-PATIENCE, FEEDBACK_PATIENCE = 2.0, 20.0  # seconds for which an answer waits for its record, and feedback for its own
+PATIENCE, FEEDBACK_PATIENCE = 0.5, 20.0  # seconds for which an answer waits for its record, and feedback for its own
 LONGEST = {
     "response_id": 200,
     "label": 200,

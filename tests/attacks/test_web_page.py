@@ -77,8 +77,8 @@ REBOUND = {
     "all addresses": f"0.0.0.0:{PORT}",
     "this machine in another notation": f"2130706433:{PORT}",
 }
-# MLflow's own middleware looks at names: flows/test_mlflow_server.py asks the real server. The gateway's clients elsewhere name
-# an address, which no DNS server can point elsewhere.
+# MLflow's own middleware looks at names: flows/test_mlflow_server.py asks the real server. Clients of the gateway elsewhere
+# name an address, which no DNS server can point elsewhere.
 WITH_NAMES = [
     (surface, name)
     for surface in SURFACES
