@@ -23,8 +23,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).parent.parent.parent
 MOST = 8  # calls that are stored at once: more of them would wait for each other, and fewer more often for the disk
 ROOM = 256 * 2**20  # bytes that wait at most
 REST = 10.0  # seconds until the process is started again where it ended without an answer
@@ -115,7 +117,9 @@ class Apart:
                     raise OSError("it ended as soon as it was started")
                 self.rests_until = time.monotonic() + REST
                 command = [sys.executable, "-m", self.module]
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+                variables = os.environ | {"PYTHONPATH": paths}  # the server may have another folder
+                process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 with self.lock:
                     self.process = process
                 threading.Thread(target=self._receive, args=(process,), daemon=True).start()

@@ -40,6 +40,16 @@ async def read(receive: Receive, most: int = LARGEST) -> tuple[bytes, bool, Rece
     return b"".join(message.get("body", b"") for message in messages), is_whole, again
 
 
+async def drained(again: Receive, most: int = 2 * LARGEST) -> None:
+    """Take all of a body, and keep nothing of it: a client that is still sending would not see the refusal."""
+    size = 0
+    while size <= most:
+        message = await again()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            break
+
+
 def refusal(status: int, text: str) -> JSONResponse:
     """An answer in the form of vLLM's own errors."""
     return JSONResponse({"error": {"message": text, "type": "BadRequestError", "code": status}}, status)

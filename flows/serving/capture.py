@@ -33,7 +33,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
 from flows.serving.apart import Apart, lost, serve
-from flows.serving.bodies import CHAT, CONVERSATION_HEADER, LARGEST, answers, asked, named, read, refusal
+from flows.serving.bodies import CHAT, CONVERSATION_HEADER, LARGEST, answers, asked, drained, named, read, refusal
 from flows.serving.counts import LATE, Counts, cause
 from flows.serving.guard import CONSENT_HEADER
 from steps.core import outside_json
@@ -85,7 +85,9 @@ class Capture:
         elif scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
         elif scope["path"] == FEEDBACK:
-            body, whole, _ = await read(receive, LONGEST_FEEDBACK)
+            body, whole, again = await read(receive, LONGEST_FEEDBACK)
+            if not whole:
+                await drained(again)
             too_long = f"the body is longer than {LONGEST_FEEDBACK} bytes"
             status, answer = await self.answer_of_feedback(body) if whole else (413, refused(too_long))
             await JSONResponse(answer, status)(scope, receive, send)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
-from flows.serving.bodies import CHAT, read, refusal
+from flows.serving.bodies import CHAT, drained, read, refusal
 from flows.serving.trial import rewritten
 from steps.core import outside_json, parts
 from steps.core.params import Policy
@@ -43,7 +43,8 @@ class Shown:
             return await self.app(scope, receive, send)
         body, is_whole, again = await read(receive)
         if not is_whole:
-            return await refusal(413, "the request is too long")(scope, again, send)
+            await drained(again)
+            return await refusal(413, "the request is too long")(scope, receive, send)
         if not body or Headers(scope=scope).get("content-type", "").startswith("multipart/"):
             return await self.app(scope, again, send)
         try:
