@@ -1,4 +1,5 @@
-# `make help` lists the targets. Only make, git and a Python are needed; where that is not 3.11 to 3.13, uv brings one.
+# `make help` lists the targets. What is needed beforehand, requirements/system checks; where Python is not 3.11 to 3.13, uv
+# brings one.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -101,14 +102,14 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment needed ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
 		printf '  make %-11s %s\n' "$$target" "$$what"; done
 	@echo "Tasks (make train TASK=name): $(ALL_TASKS)"
 
-install:  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
+install: needed  ## set up .venv from the lock files (GPU=1: for CUDA; DEV=1: with the packages for tests)
 	@if [ -e "$(STAMP)" ]; then echo "environment: .venv is up to date with $(strip $(LOCKS))"; else $(MAKE) environment GPU=$(GPU) DEV=$(DEV); fi
 
 dev:
@@ -141,9 +142,13 @@ environment: venv
 	fi
 	@echo "environment: installing the packages of $(strip $(LOCKS)) (torch: $(TORCH_FROM)); $(SIZE), and uv's cache keeps the downloads; free here: $$(df -Ph . | awk 'NR == 2 {print $$4}')"
 	@$(UV) pip sync $(TORCH) $(LOCKS) || { echo "The packages of $(strip $(LOCKS)) could not be installed: see the line above; 'make install' goes on from here." >&2; exit 1; }
+	@mkdir -p .flywheel/dvc && mkdir -p -m 700 .flywheel/dvc/repo
 	@touch "$(STAMP)"
 	@echo "environment: ready"
 	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
+
+needed:
+	@PYTHON="$(PYTHON)" requirements/system "$(GPU)"
 
 # What would otherwise fail only after the installation.
 ready:
@@ -354,7 +359,7 @@ doctor: install  ## say whether this folder and machine are well, and how to men
 	@$(RUN) python -m flows.doctor --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --serve-port $(SERVE_PORT) \
 		--viewer-port $(VIEW_PORT) $(ARGS)
 
-audit: install  ## look the locked packages up in a database of vulnerabilities (exit code 3: none could be reached)
+audit: install  ## look the locked packages up in a database of vulnerabilities (exit code 3: by the kept list alone)
 	@$(RUN) python -m flows.audit $(ARGS)
 
 clean:  ## remove run/ and the caches of tools

@@ -4,35 +4,34 @@ interpreter, spoken to by lines of JSON over pipes (the other side: environments
     child = child_of("verifiers", "sums_env", {})
     child.ask("rows")
 
-A process is started when it is first needed and serves all episodes of this one. It leads a process group, which ends with
-this process, however that ends, and when it does not answer in time. An episode whose process is gone is opened in the
-next and its turns are taken again. Left out: episodes beside each other in several processes; they wait for each other.
+A process is started when it is first needed and serves all episodes of this one. It ends, with all that it started, as this
+process does, however that ends, and when it does not answer in time (environments/kit/child.py). An episode whose process is
+gone is opened in the next and its turns are taken again. Left out: episodes beside each other in several processes; they
+wait for each other.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import json
 import os
-import select
-import signal
-import subprocess
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from environments._sandbox import printable
+from environments._waiting import run
 from environments.base import TaskProblem
+from environments.kit import child as programs
 
 START_SECONDS = 600.0  # until an environment has to be ready; it may load a data set
 SECONDS = 30.0  # until a request has to be answered
 PINS = {"verifiers": "verifiers==0.3.1", "openenv": "openenv-core==0.3.0"}
 PROCESS = Path(__file__).with_name("_package_process.py")
-LAST_WORDS = 300  # characters
+ROWS = 2**28  # bytes that an environment may answer with: its rows are among it
+MOST_ANSWERS = 1_000  # messages to one turn
 
 
 class Stopped(TaskProblem):
@@ -44,23 +43,15 @@ class Child:
 
     def __init__(self, package: str, name: str, options: dict[str, Any]) -> None:
         """TaskProblem where it does not start."""
-        self.lock = threading.Lock()
         self.numbers = itertools.count(1)
         self.dropped: deque[int] = deque()  # episodes that are over, of which the process learns with the next request
-        self.process = subprocess.Popen(
-            [interpreter(package), str(PROCESS), package, name, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"},
-            start_new_session=True,
-        )
-        self.heard = b""
-        self.words = ""
-        self.listener = threading.Thread(target=self._listen, daemon=True)
-        self.listener.start()
+        command = [interpreter(package), str(PROCESS), package, name, json.dumps(options)]
+        variables = os.environ | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+        self.program = run(programs.Child.start(command, "the environment", variables=variables, line=ROWS))
         try:
-            self.facts: dict[str, Any] = self._answer(START_SECONDS)
+            self.facts: dict[str, Any] = self.ask("facts", START_SECONDS)
+            if not isinstance(self.facts, dict) or not isinstance(self.facts.get("tools"), list):
+                raise Stopped(f"it does not say what it is: {printable(str(self.facts))[:100]}")
         except Stopped as problem:
             self.end()
             raise TaskProblem(f"{package}:{name}: {problem}") from None
@@ -68,55 +59,21 @@ class Child:
     def ask(self, do: str, seconds: float = SECONDS, **given: Any) -> Any:
         """What the method `do` of the other side returns. Stopped where it does not; after `seconds` the process
         is ended."""
-        with self.lock:
-            dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
-            line = json.dumps({"do": do, "with": given, "dropped": dropped}) + "\n"
-            assert self.process.stdin is not None
-            with contextlib.suppress(OSError):  # of a process that has ended: the answer says so
-                self.process.stdin.write(line.encode())
-                self.process.stdin.flush()
-            return self._answer(seconds)
+        dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
+        try:
+            answer = run(self.program.ask({"do": do, "with": given, "dropped": dropped}, seconds))
+        except programs.Stopped as problem:
+            raise Stopped(printable(str(problem))) from None
+        if "value" not in answer:
+            raise Stopped(printable(str(answer.get("problem")))[:1_000])
+        return answer["value"]
 
     def is_alive(self) -> bool:
-        return self.process.poll() is None
+        return self.program.is_alive()
 
     def end(self) -> None:
         """Kill the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.listener.join(2.0)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def _answer(self, seconds: float) -> Any:
-        assert self.process.stdout is not None
-        until, channel = time.monotonic() + seconds, self.process.stdout.fileno()
-        while b"\n" not in self.heard:
-            if not select.select([channel], [], [], max(0.0, until - time.monotonic()))[0]:
-                self.end()
-                raise Stopped(f"the environment did not answer within {seconds:g} seconds")
-            part = os.read(channel, 1_048_576)
-            if not part:
-                self.end()
-                last = f"; its last words: {self.words}" if self.words else ""
-                raise Stopped(f"the environment's process ended ({ending(self.process.returncode)}){last}")
-            self.heard += part
-        line, _, self.heard = self.heard.partition(b"\n")
-        answer = json.loads(line)
-        if "problem" in answer:
-            raise Stopped(printable(str(answer["problem"]))[:1_000])
-        return answer["value"]
-
-    def _listen(self) -> None:
-        """Keep the last words of what the process prints."""
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
-            while part := os.read(stream.fileno(), 65_536):
-                text = printable(self.words + " " + part.decode("utf-8", "replace"))
-                self.words = " ".join(text.split())[-LAST_WORDS:]
+        run(self.program.end())
 
 
 class Episode:
@@ -137,7 +94,7 @@ class Episode:
                 child.ask("open", seconds, number=self.number, start=self.start)
                 for earlier in self.turns:
                     child.ask("step", seconds, number=self.number, turn=earlier)
-            answer: dict[str, Any] = child.ask("step", seconds, number=self.number, turn=turn)
+            answer: dict[str, Any] = checked(child.ask("step", seconds, number=self.number, turn=turn))
         except Stopped:
             self.drop()
             raise
@@ -196,5 +153,17 @@ def interpreter(package: str) -> str:
     return path
 
 
-def ending(status: int) -> str:
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+def checked(answer: Any) -> dict[str, Any]:
+    """An answer to a turn. Stopped where it is none."""
+    answers = answer.get("answers") if isinstance(answer, dict) else None
+    if isinstance(answer, dict) and "refused" in answer:
+        return answer
+    if not (isinstance(answers, list) and "done" in answer):
+        raise Stopped(f"the environment's answer to a turn is none: {printable(str(answer))[:100]}")
+    if len(answers) > MOST_ANSWERS:
+        raise Stopped(
+            f"the environment answered a turn with {len(answers):,} messages, and {MOST_ANSWERS:,} are the most"
+        )
+    if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in answers):
+        raise Stopped("the environment answered a turn with what is no message of a role and a content")
+    return answer

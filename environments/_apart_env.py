@@ -200,13 +200,15 @@ def tools_of(key: tuple[str, str, str]) -> dict[str, Tool]:
 def replayed(key: tuple[str, str, str], start: str, turns: str) -> Ending:
     try:
         answer = child_of(*key).ask("score", start=json.loads(start), turns=json.loads(turns))
+        parts = tuple((str(name), float(value)) for name, value in answer["parts"])
+        score = float(answer["score"])
     except Stopped as problem:
         return Ending(0.0, (), f"no score: {problem}"[:LONGEST_ERROR])
-    parts = tuple((str(name), float(value)) for name, value in answer["parts"])
-    numbers = [answer["score"], *(value for _, value in parts)]
-    if unwritable(numbers):
+    except (LookupError, TypeError, ValueError):
+        return Ending(0.0, (), "no score: the environment's answer has none")
+    if unwritable([score, *(value for _, value in parts)]):
         return Ending(0.0, (), "no score: the environment's is no finite number")
-    return Ending(float(answer["score"]), parts)
+    return Ending(score, parts)
 
 
 def turns_with_answers(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:

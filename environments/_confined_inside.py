@@ -7,18 +7,17 @@ process is the one to which orphans are given. It ends with the command's status
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
 import resource
-import select
-import signal
 import sys
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib takes 8 ms)
-import _runner  # type: ignore[import-not-found]
+HERE, KEEPER = os.path.dirname(os.path.abspath(__file__)), "kit/keeper.py"  # noqa: PTH100, PTH120 (pathlib takes 8 ms)
+sys.path[:0] = [HERE, os.path.dirname(os.path.join(HERE, KEEPER))]  # noqa: PTH118, PTH120
+import _runner  # type: ignore[import-not-found]  # noqa: E402
+import keeper  # type: ignore[import-not-found]  # noqa: E402
 
 EXECUTE, SPECIAL = 1 << 0, 1 << 9 | 1 << 10 | 1 << 12 | 1 << 15  # sockets, pipes, links, and ioctl on devices
 CONNECT = 2  # to bind is not forbidden: a harness may talk to itself by a server of its own
@@ -48,41 +47,13 @@ def become(request: dict[str, Any]) -> NoReturn:
         os._exit(126)
 
 
-def children() -> list[int]:
-    """The processes whose parent is this one."""
-    mine = []
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        with contextlib.suppress(OSError, ValueError):
-            number = int(name)
-            with open(f"/proc/{number}/stat", "rb") as file:  # noqa: PTH123
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-            if parent == os.getpid():
-                mine.append(number)
-    return mine
-
-
-def end_all() -> None:
-    """Kill every descendant: the children of one that dies become this process's own."""
-    while mine := children():
-        for number in mine:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        for number in mine:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(number, 0)
-
-
 def main() -> int:
     request = json.loads(sys.stdin.buffer.readline())
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here
+    keeper.adopt()
     child = os.fork()
     if child == 0:
         become(request)
-    status = -signal.SIGKILL
-    ended, _, _ = select.select([0, os.pidfd_open(child)], [], [])
-    if 0 not in ended:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    end_all()
+    status: int = keeper.kept(child, 0)
     return status if status >= 0 else 128 - status
 
 

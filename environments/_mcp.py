@@ -3,8 +3,9 @@
     python -m environments._mcp tasks_data/notes          # asks the task's server for its tools and writes tools.json
 
 All connections of a process live on the event loop of environments/_waiting.py, each in a task of its own, because the SDK
-wants a connection closed by the task that opened it. A server that is started by a command leads a process group of its own,
-which ends with the connection, and the kernel kills it when this process dies. The settings: environments/_mcp_settings.py.
+wants a connection closed by the task that opened it. A server that is started by a command ends, with all that it started,
+as the connection or this process does. What a server may send is limited in time, bytes and pages: environments/kit/child.py
+and http_client.py, and `Server.tools`. The settings: environments/_mcp_settings.py.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from environments._mcp_settings import TOOLS, ServerSettings, read_settings
 from environments._tools import unwritable
 from environments._waiting import TookTooLong, loop, run
 from environments.base import TaskProblem, error
+from environments.kit.child import Child
 
 START_SECONDS = 30.0  # until a server has to be ready
+LIST_SECONDS = 30.0  # in which it has to have listed all of its tools
+MOST_PAGES, MOST_TOOLS, MOST_BYTES = 100, 1_000, 2**22  # of that list; bytes as JSON
+END_SECONDS = 2.0  # between the end of its input and its own
 ALIVE_SECONDS = 2.0  # in which it has to list its tools after a call that took too long
 CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
 LONGEST = 20_000  # characters of an observation
-# Becomes the server after asking the kernel to kill it when its parent dies: prctl(PR_SET_PDEATHSIG, SIGKILL).
-STARTER = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 STOPPED = "the tool server stopped, and what it had stored is lost; the next call starts it again"
 
 
@@ -47,6 +51,7 @@ class Server:
         self.settings, self.folder = settings, folder
         self.names = names or {}  # the server's own names of tools, by those that are shown
         self.needs_reset = False
+        self._child: Child | None = None  # where it is a program
         self._session: Any = None
         self._closing = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -56,22 +61,17 @@ class Server:
         """The server's tools in the OpenAI form, sorted by name, with their schemas as they come. Names that models cannot
         call are changed (`shown_names`). The tool `reset`, and those that the settings leave out, are none of them.
         TaskProblem where the server cannot be reached or has no tools."""
-        listed: list[Any] = []
         try:
             session = await self.opened()
-            from mcp.types import PaginatedRequestParams
-
-            cursor: str | None = None
-            while cursor is not None or not listed:
-                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
-                listed += page.tools
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
+            async with asyncio.timeout(LIST_SECONDS):
+                listed = await self._listed(session)
         except TaskProblem:
             raise
         except Exception as problem:
-            raise TaskProblem(f"the MCP server {self.settings.name} lists no tools: {_plain(problem)}") from None
+            late = f"it had not listed them after {LIST_SECONDS:g} seconds"
+            why = late if isinstance(problem, TimeoutError) else self._why(problem)
+            await self.close()
+            raise TaskProblem(f"the MCP server {self.settings.name} lists no tools: {why}") from None
         has, wanted = {str(tool.name) for tool in listed}, {*self.settings.include, *self.settings.exclude}
         if missing := sorted(wanted - has):
             raise TaskProblem(
@@ -86,7 +86,7 @@ class Server:
             raise TaskProblem(f"the MCP server {self.settings.name} has no tools that an agent could call")
         names = shown_names([str(tool.name) for tool in shown])
         self.names = {name: own for own, name in names.items()}
-        return [
+        tools = [
             {
                 "type": "function",
                 "function": {
@@ -97,6 +97,36 @@ class Server:
             }
             for tool in shown
         ]
+        try:
+            size = len(json.dumps(tools, ensure_ascii=False).encode())
+        except (ValueError, RecursionError):
+            raise TaskProblem(f"the tools of the MCP server {self.settings.name} cannot be written as JSON") from None
+        if size > MOST_BYTES:
+            raise TaskProblem(
+                f"the tools of the MCP server {self.settings.name} have {size:,} bytes of JSON, and {MOST_BYTES:,} are the "
+                "most: name those that the agent needs under include, in server.yaml"
+            )
+        return tools
+
+    async def _listed(self, session: Any) -> list[Any]:
+        """All pages of the server's list. TaskProblem where it has no end."""
+        from mcp.types import PaginatedRequestParams
+
+        listed: list[Any] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
+            listed += page.tools
+            cursor = page.next_cursor
+            if cursor is None and len(listed) <= MOST_TOOLS:
+                return listed
+            if len(listed) > MOST_TOOLS:
+                break
+        await self.close()
+        raise TaskProblem(
+            f"the MCP server {self.settings.name} lists more than {MOST_PAGES} pages or {MOST_TOOLS:,} tools, which no "
+            "agent can use: have it offer fewer, or take another server"
+        )
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float | None) -> str:
         """The observation of a call. Whatever fails is an error in words: a server that does not start or ends, a refusal.
@@ -155,48 +185,102 @@ class Server:
         from mcp import Client
 
         work = Path(tempfile.mkdtemp(prefix="mcp-"))
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
-            try:
-                if self.settings.fresh and (self.folder / "work").is_dir():
-                    await asyncio.to_thread(shutil.copytree, self.folder / "work", work, dirs_exist_ok=True)
-                async with contextlib.AsyncExitStack() as stack:
-                    transport = await self._transport(stack, work, words)
-                    client = await stack.enter_async_context(Client(transport, cache=None))
-                    ready.set_result(client.session)
-                    await closing.wait()
-            except Exception as problem:  # of a connection that is open: its calls notice, and say so
-                if not ready.done():
-                    words.seek(0)
-                    reason = _plain(problem)
-                    last = " ".join(words.read().split())[-300:]
-                    ready.set_exception(
-                        TaskProblem(
-                            f"the MCP server {self.settings.name} does not start ({reason})"
-                            + (f"; its last words: {_plain(last)}" if last else "")
-                        )
+        try:
+            if self.settings.fresh and (self.folder / "work").is_dir():
+                await asyncio.to_thread(shutil.copytree, self.folder / "work", work, dirs_exist_ok=True)
+            async with contextlib.AsyncExitStack() as stack:
+                transport = await self._transport(stack, work)
+                client = await stack.enter_async_context(Client(transport, cache=None))
+                ready.set_result(client.session)
+                await closing.wait()
+        except Exception as problem:  # of a connection that is open: its calls notice, and say so
+            if not ready.done():
+                last = " ".join(self._child.words.split())[-300:] if self._child else ""
+                ready.set_exception(
+                    TaskProblem(
+                        f"the MCP server {self.settings.name} does not start ({self._why(problem)})"
+                        + (f"; its last words: {_plain(last)}" if last else "")
                     )
-            finally:
-                shutil.rmtree(work, ignore_errors=True)  # here: no thread starts any more when the process ends
+                )
+        finally:
+            shutil.rmtree(work, ignore_errors=True)  # here: no thread starts any more when the process ends
 
-    async def _transport(self, stack: contextlib.AsyncExitStack, work: Path, words: TextIO) -> Any:
-        from mcp import StdioServerParameters
-        from mcp.client.stdio import stdio_client
+    async def _transport(self, stack: contextlib.AsyncExitStack, work: Path) -> Any:
+        from mcp.client.stdio import get_default_environment
         from mcp.client.streamable_http import streamable_http_client
 
         if self.settings.url is not None:
-            import httpx2
+            from environments.kit.http_client import limited
 
             key = os.environ.get(self.settings.key_env, "") if self.settings.key_env else ""
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            timeout = httpx2.Timeout(START_SECONDS, read=None)  # calls have a limit of their own
-            client = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
+            client = await stack.enter_async_context(limited(self.settings.url, headers, START_SECONDS))
             return streamable_http_client(self.settings.url, http_client=client)
         program, arguments, variables = self.settings.started(self.folder, work)
         if shutil.which(program) is None:
             raise FileNotFoundError(f"there is no program {program}")
-        words_of_starter = ["-I", "-S", "-c", STARTER, program, *arguments]
-        started = StdioServerParameters(command=sys.executable, args=words_of_starter, env=variables, cwd=work)
-        return stdio_client(started, words)
+        self._child = await Child.start(
+            [program, *arguments], "it", variables=get_default_environment() | variables, cwd=work
+        )
+        stack.push_async_callback(self._child.end, END_SECONDS)
+        return _spoken(self._child)
+
+    def _why(self, problem: BaseException) -> str:
+        """Why there is no answer: what the connection ended for, if that is known."""
+        return (self._child.problem if self._child else "") or _plain(problem)
+
+
+@contextlib.asynccontextmanager
+async def _spoken(child: Child) -> AsyncIterator[Any]:
+    """The SDK's streams of messages to and from a program. An answer to no request that waits is passed over; one that is
+    malformed is an error."""
+    import anyio
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    arriving, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    leaving, left = anyio.create_memory_object_stream[SessionMessage](0)
+    waiting: set[str] = set()
+
+    async def read() -> None:
+        async with arriving:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                while (message := await child.read()) is not None:
+                    number = str(message.get("id"))
+                    if "method" not in message:
+                        if number not in waiting:
+                            child.passed_over += 1
+                            continue
+                        waiting.remove(number)
+                        child.took()
+                    try:
+                        read = jsonrpc_message_adapter.validate_python(message, by_name=False)
+                    except ValueError:
+                        if "method" in message:
+                            child.passed_over += 1
+                            continue
+                        problem = {"code": -32603, "message": "its answer is malformed"}
+                        malformed = {"jsonrpc": "2.0", "id": message["id"], "error": problem}
+                        read = jsonrpc_message_adapter.validate_python(malformed, by_name=False)
+                    await arriving.send(SessionMessage(read))
+
+    async def write() -> None:
+        async with left:
+            async for sent in left:
+                message = sent.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
+                if "method" in message and "id" in message:
+                    waiting.add(str(message["id"]))
+                await child.send(message)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        try:
+            yield arrived, leaving
+        finally:
+            tasks.cancel_scope.cancel()
+            for stream in (arrived, leaving, arriving, left):
+                stream.close()
 
 
 def shown_names(names: list[str]) -> dict[str, str]:

@@ -94,12 +94,13 @@ def solution(env: type[OpenEnv], seed: int) -> tuple[str, ...]:
                 return ()
             try:
                 answer = env.child().ask("score", start={"seed": seed}, turns=turns)
-            except Stopped:
+                score, is_over, text = float(answer["score"]), bool(answer["done"]), str(answer["text"])
+            except (Stopped, LookupError, TypeError, ValueError):
                 continue
-            if answer["score"] >= env.threshold:
+            if score >= env.threshold:
                 return tuple(json.dumps(turn["tool_calls"][0]) for turn in turns)
-            if not answer["done"] and answer["text"] not in seen:
-                seen.add(answer["text"])
+            if not is_over and text not in seen:
+                seen.add(text)
                 waiting.append(turns)
     return ()
 

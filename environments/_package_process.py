@@ -1,8 +1,8 @@
 """The other side of environments/_apart.py: serves one environment, in a process with the interpreter of its package.
 
 It imports nothing of this project, and of the package only what `_package_<package>.py` does. A request is a line of JSON,
-{"do": the name of a method, "with": its arguments, "dropped": episodes that are over}, and so is the answer, {"value"} or
-{"problem"}. What the environment prints goes to the standard error, so that no print can pass for an answer.
+{"id", "do": the name of a method, "with": its arguments, "dropped": episodes that are over}, and so is the answer, {"id"}
+with "value" or "problem". What the environment prints goes to the standard error, so that no print can pass for an answer.
 
 Each episode has a state of Python's and numpy's global generators, which is put in place before the episode is asked and
 kept afterwards: an episode goes the same way whichever others go on beside it. Draws from elsewhere, such as the system's
@@ -14,13 +14,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import queue
 import random
-import signal
 import sys
-import threading
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 
 class Served(Protocol):
@@ -79,20 +76,6 @@ def put_generators(state: tuple[Any, Any]) -> None:
         sys.modules["numpy"].random.set_state(state[1])
 
 
-def lines_of(requests: TextIO) -> queue.Queue[str]:
-    """The requests, read by a thread: when the asking process is gone, it ends this one and all that this one started, even
-    if the environment hangs."""
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        for line in requests:
-            lines.put(line)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=read, daemon=True).start()
-    return lines
-
-
 def module_of(package: str) -> Any:
     """The module beside this file that serves a package's environments."""
     path = Path(__file__).with_name(f"_package_{package}.py")
@@ -117,21 +100,23 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here] + [str(Path.cwd())]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    lines = lines_of(os.fdopen(os.dup(0), encoding="utf-8"))
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     served: Loop | None = None
-    while True:
+    for line in requests:
+        request = json.loads(line)
         try:
             if served is None:
                 seed_generators(0)
                 served = Loop(module_of(package).Served(name, options))
                 value = served.served.facts()
             else:
-                value = served.answer(json.loads(lines.get()))
-            answer = json.dumps({"value": value})
+                value = served.answer(request)
+            answer = json.dumps({"id": request["id"], "value": value})
         except BaseException as problem:  # SystemExit, too: what an environment raises is an answer
             is_sentence = served is None and isinstance(problem, LookupError)
-            answer = json.dumps({"problem": str(problem) if is_sentence else described(problem)})
+            said = str(problem) if is_sentence else described(problem)
+            answer = json.dumps({"id": request["id"], "problem": said})
         answers.write(answer + "\n")
         answers.flush()
         if served is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -23,9 +24,13 @@ class TookTooLong(Exception):
     """A call was not answered within its limit."""
 
 
-@functools.cache
 def loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process's async tools and connections."""
+    """The event loop of this process's async tools and connections; a process that was forked has one of its own."""
+    return _loop(os.getpid())
+
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
     running = asyncio.new_event_loop()
     threading.Thread(target=running.run_forever, name="async tools", daemon=True).start()
     return running

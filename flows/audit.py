@@ -1,13 +1,17 @@
-"""Audit: looks the locked packages up in a database of vulnerabilities, with pip-audit.
+"""Audit: which of the locked packages have known vulnerabilities, by a database on the network or by the list kept here.
 
     python -m flows.audit                            # cpu.txt, gpu.txt and dev.txt in requirements/ (`make audit`)
     python -m flows.audit requirements/gpu.txt       # one lock file
-    python -m flows.audit --osv-url http://mirror:8080/v1/query
+    python -m flows.audit --kept                     # by requirements/advisories.json alone: nothing is sent
+    python -m flows.audit --keep ../advisory-database   # write that list, from a clone of pypa/advisory-database
 
-Exit codes: 0 where no package has a known vulnerability, 1 where one has, 2 where a lock file is missing or damaged, 3 where
-the packages could not be looked up: the database or pip-audit was out of reach. pip-audit is no package of the environment:
-`uv tool run` keeps this version of it, and what it needs, in an environment of its own in uv's cache. Nothing is installed
-from the lock files. Their names and versions go to the database, https://api.osv.dev unless --osv-url names another.
+The database is asked by pip-audit, which is no package of the environment: `uv tool run` keeps this version of it, and what
+it needs, in an environment of its own in uv's cache. Nothing is installed from the lock files. Their names and versions go
+to https://api.osv.dev unless --osv-url names another. Where it cannot be asked, the kept list answers, with its dates.
+
+Exit codes: 0 where no package has a known vulnerability, 1 where one has, 2 where a lock file or the list is missing or
+damaged, 3 where none has by the kept list, and the database could not be asked. What is known to be there, and why it
+reaches nothing, is said each time and counts as none.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from environments.kit.http_client import NoAnswer, asked
+from flows.diagnosis import advisories
+from flows.diagnosis.advisories import Vulnerability
 from flows.diagnosis.machine import canonical
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -34,26 +39,13 @@ OSV = "https://api.osv.dev/v1/query"
 LOCKS = ("cpu.txt", "gpu.txt", "dev.txt")
 SECONDS = 10.0  # for the database's first answer
 PATIENCE = 1800.0  # seconds for pip-audit, which asks for each package by itself
-UNCHECKED = 3  # the exit code
+
+
+UNASKED = 3  # the exit code
 
 
 class Unchecked(UserError):
-    """The packages could not be looked up."""
-
-    code = UNCHECKED
-
-
-class Vulnerability(NamedTuple):
-    package: str
-    version: str
-    names: tuple[str, ...]  # in the database: its own first, then others such as CVE-2026-1
-    fixed: tuple[str, ...]  # versions
-
-    @property
-    def line(self) -> str:
-        cure = f'`make lock ARGS="--upgrade-package {self.package}"`'
-        fixed = f"fixed in {', '.join(self.fixed)}: {cure}" if self.fixed else "no version without it is known"
-        return f"{self.package} {self.version}: {', '.join(self.names)}; {fixed}"
+    """The database could not be asked."""
 
 
 def pins(paths: Iterable[Path]) -> list[dict[str, str]]:
@@ -87,19 +79,12 @@ def check_reachable(url: str) -> None:
     """Unchecked where no database of vulnerabilities answers at the address."""
     query = json.dumps({"package": {"ecosystem": "PyPI", "name": "pip"}, "version": "0"}).encode()
     try:
-        request = urllib.request.Request(url, query, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as reply:
-            is_database = isinstance(json.loads(reply.read()), dict)
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "reason", None) or problem
-        raise Unchecked(
-            f"the packages were not checked, because the database of vulnerabilities at {url} cannot be reached ({reason}): "
-            "try again with a network, or name another with --osv-url"
-        ) from None
+        reply = asked("POST", url, seconds=SECONDS, content=query, headers={"Content-Type": "application/json"})
+        is_database = isinstance(reply.json(), dict)
+    except (NoAnswer, ValueError) as problem:
+        raise Unchecked(f"the database of vulnerabilities at {url} cannot be reached ({problem})") from None
     if not is_database:
-        raise Unchecked(
-            f"the packages were not checked, because what answers at {url} is no database of vulnerabilities"
-        )
+        raise Unchecked(f"what answers at {url} is no database of vulnerabilities")
 
 
 def uv() -> str:
@@ -107,7 +92,7 @@ def uv() -> str:
     own = Path(sys.executable).parent / "uv"
     program = os.fspath(own) if own.exists() else shutil.which("uv")
     if program is None:
-        raise Unchecked("the packages were not checked, because uv is missing, which runs pip-audit: `make install`")
+        raise Unchecked("uv is missing, which runs pip-audit: `make install`")
     return program
 
 
@@ -142,9 +127,7 @@ def audit(pinned: dict[str, str], url: str) -> dict[str, Any]:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired:
-            raise Unchecked(
-                f"the packages were not checked, because pip-audit had no result after {PATIENCE:g} s"
-            ) from None
+            raise Unchecked(f"pip-audit had no result after {PATIENCE:g} s") from None
     return report(done.stdout, done.stderr)
 
 
@@ -157,7 +140,7 @@ def report(out: str, err: str) -> dict[str, Any]:
         raise ValueError("no list of packages")
     except (ValueError, LookupError, TypeError):
         reason = (err.strip().splitlines() or ["it printed nothing"])[-1][:300]
-        raise Unchecked(f"the packages were not checked, because {PIP_AUDIT} could not be run ({reason})") from None
+        raise Unchecked(f"{PIP_AUDIT} could not be run ({reason})") from None
 
 
 def vulnerabilities(read: dict[str, Any]) -> list[Vulnerability]:
@@ -184,22 +167,49 @@ def main(words: list[str] | None = None) -> int:
         "locks", nargs="*", type=Path, metavar="FILE", help="lock files (default: all in requirements/)"
     )
     parser.add_argument("--osv-url", default=OSV, metavar="ADDRESS", help=f"the database's (default: {OSV})")
+    parser.add_argument("--kept", action="store_true", help="ask no database: the kept list alone")
+    parser.add_argument(
+        "--keep", type=Path, metavar="CLONE", help="write the list from a clone of pypa/advisory-database"
+    )
     options = parser.parse_args(words)
-    problems = list[Vulnerability]()
+    problems, codes = list[Vulnerability](), [0]
 
     def work() -> None:
         lists = pins(options.locks or [Path("requirements") / name for name in LOCKS])
-        check_reachable(options.osv_url)
-        reports = [audit(pinned, options.osv_url) for pinned in lists]
-        problems.extend(each for read in reports for each in vulnerabilities(read))
-        for line in [line for read in reports for line in skipped(read)]:
-            print(f"not looked up: {line}")
-        for each in problems:
-            print(each.line)
-        packages = len({each.package for each in problems})
-        print(f"{sum(map(len, lists))} packages, {len(problems)} known vulnerabilities in {packages} of them")
+        if options.keep:
+            print(advisories.keep(options.keep, {package for pinned in lists for package in pinned}))
+        kept = advisories.read()
+        found = [each for pinned in lists for each in advisories.found(kept, pinned)]
+        if not options.kept:
+            try:
+                check_reachable(options.osv_url)
+                reports = [audit(pinned, options.osv_url) for pinned in lists]
+                found = merged(found, [each for read in reports for each in vulnerabilities(read)])
+                for line in [line for read in reports for line in skipped(read)]:
+                    print(f"not looked up: {line}")
+                print(f"asked: the database at {options.osv_url}, and {kept.said}")
+            except Unchecked as problem:
+                codes[0] = UNASKED
+                print(f"{problem}; this is by {kept.said}: what became known later is not in it")
+        else:
+            print(f"by {kept.said}: what became known later is not in it")
+        for each in found:
+            reason = kept.reason(each)
+            print(f"{each.line}" + (f"\n    what reaches it: {reason}" if reason else ""))
+            problems.extend([] if reason else [each])
+        packages = len({each.package for each in found})
+        print(
+            f"{sum(map(len, lists))} packages, {len(found)} known vulnerabilities in {packages} of them, "
+            f"{len(found) - len(problems)} of which are explained"
+        )
 
-    return exit_code(work) or bool(problems)
+    return exit_code(work) or (1 if problems else codes[0])
+
+
+def merged(kept: list[Vulnerability], asked: list[Vulnerability]) -> list[Vulnerability]:
+    """Both, each once: entries of one package that share a name are the same."""
+    names = {(each.package, name) for each in asked for name in each.names}
+    return [*asked, *(each for each in kept if not {(each.package, name) for name in each.names} & names)]
 
 
 if __name__ == "__main__":

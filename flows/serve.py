@@ -58,6 +58,7 @@ class Follower:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
         self.canary: str | None = None  # the version on trial that is loaded, and its share
         self.share = 0.0
+        self.written: str | None = None  # the champion that the file of trial.py names
         self.reported: set[str] = set()  # why the alias could not be followed at the last look
         with contextlib.suppress(UserError):  # the first look says why
             self.finish()
@@ -113,9 +114,8 @@ class Follower:
                 self.write(str(self.version.version))  # it keeps what it has
                 raise
             say(f"now serving version {version.version} in place of {self.version.version}")
-        moved = version.version != self.version.version
         self.version, self.adapter = version, adapter
-        if moved:
+        if self.written != str(version.version):  # also where a full disk took it not at the last look
             self.write(str(version.version))
 
     def fits(self, version: Any, adapter: Path) -> None:
@@ -132,6 +132,7 @@ class Follower:
         """Say in the file of trial.py what is served: this champion, None while it is swapped, and the canary."""
         name = f"{self.settings.model}-v{self.canary}" if self.canary else ""
         trial.Served(self.settings.model, champion, self.canary, name, self.share).write(self.root / STATE)
+        self.written = champion
 
     def try_canary(self, server: Server) -> set[str]:
         """Serve the version on trial as well, or no longer; says once, and returns, why one with the alias is none.
@@ -199,7 +200,10 @@ class Captured(NamedTuple):
 
     def variables(self, root: Path) -> dict[str, str]:
         """The variables of the server's process. UserError for a value out of range."""
-        limits = (("rate", 0 < self.rate <= 1, "above 0, up to 1"), ("days", self.days > 0, "above 0"))
+        limits = (
+            ("rate", 0 < self.rate <= 1, "above 0, up to 1"),
+            ("days", 0 < self.days <= 36500, "above 0, up to 36500"),
+        )
         for name, is_right, allowed in (*limits, ("mb", self.megabytes >= 1, "1 or more")):
             if not is_right:
                 raise UserError(f"--capture-{name} must be {allowed}")
@@ -223,6 +227,8 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
     scores = (
         live.Scores(store.Store(root / store.FOLDER, captured.megabytes * 2**20, captured.days)) if captured else None
     )
+    if scores:
+        scores.store.add({})  # what cannot be written there is said now
     follower = Follower(root, settings, alias, scores)
     follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
@@ -239,15 +245,28 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
             say(
                 f"capture: {captured.rate:.0%} of consented conversations, for {captured.days:g} days, in {store.FOLDER}"
             )
-        is_full = False
+        said: dict[str, int] = {}
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             follower.read_settings()
             follower.follow(server)
-            if captured and not is_full and store.Store(root / store.FOLDER).counts().get(store.FULL):
-                is_full = True
-                say(f"capture: {store.FOLDER} is full, and requests are not stored; --capture-mb sets its size")
+            if scores:
+                watch_capture(server, scores.store, said)
         raise UserError(f"vLLM ended: see {root / '.flywheel' / 'serve.log'}")
+
+
+def watch_capture(server: Server, kept: store.Store, said: dict[str, int]) -> None:
+    """Keep to the retention, and say what of it waits, and what is not stored: at first, and then each tenfold. `said`: what
+    was said before, which is added to."""
+    try:
+        waiting = {sentence: 1} if (sentence := kept.expire()) else {}
+    except OSError as problem:
+        waiting = {f"{kept.folder} cannot be used ({problem.strerror}), and nothing is stored": 1}
+    lost = {f"not stored: {why}": count for why, count in server.missed().items() if not capture.is_usual(why)}
+    for what, count in (waiting | lost).items():
+        if len(str(count)) > len(str(said.get(what, ""))):
+            say(f"capture: {what}" if what in waiting else f"capture: {count} {what}")
+            said[what] = count
 
 
 def main(words: list[str] | None = None) -> int:

@@ -20,7 +20,12 @@ from steps.runner.stage import Input, Output, main
 if TYPE_CHECKING:
     from steps.core.params import TaskCodeParams
 
-EVERY_TASK = ("__init__.py", "_two_sided.py")  # with what they import, this is what the stages import of the folder
+EVERY_TASK = (
+    "__init__.py",
+    "_two_sided.py",
+    "kit/__init__.py",
+    "kit/http_client.py",
+)  # with what they import, this is what the stages import of the folder
 
 
 def task_code(environments: Input, listing: Output, params: TaskCodeParams) -> None:

@@ -7,10 +7,10 @@ its status each time the page is shown. The page reloads itself while a batch is
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+from environments.kit.http_client import asked
 
 ADDRESS = Path(".flywheel/gateway/address.json")
 SECONDS = 2.0  # that a gateway has to answer
@@ -29,14 +29,10 @@ def status(root: Path) -> tuple[dict[str, Any] | None, str]:
     )
     try:
         place = json.loads((root / ADDRESS).read_text())
-        request = urllib.request.Request(f"{place['url']}/status", headers={"Authorization": f"Bearer {place['key']}"})
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the key is for this machine alone
-        with direct.open(request, timeout=SECONDS) as answer:
-            shown = json.loads(answer.read())
-    except FileNotFoundError:
-        return None, nothing
+        headers = {"Authorization": f"Bearer {place['key']}"}
+        shown = asked("GET", f"{place['url']}/status", seconds=SECONDS, headers=headers).json()
     except TimeoutError:
         return None, "The gateway is busy and did not answer; try again."
-    except (OSError, ValueError, KeyError, urllib.error.URLError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None, nothing
-    return (shown, "") if shown.get("batch") else (None, nothing)
+    return (shown, "") if isinstance(shown, dict) and shown.get("batch") else (None, nothing)

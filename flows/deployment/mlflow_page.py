@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-import urllib.request
-from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from environments.kit import http_client
 from steps.core.errors import UserError
 
 Send = Callable[[Any], Awaitable[None]]
@@ -51,11 +50,8 @@ def address_of_runs(root: Path, server: str, user: str, password: str) -> str:
 
     try:
         task = load(root / "params.yaml", Params).task
-        asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': task})}"
-        sign_in = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
-        with urllib.request.urlopen(
-            urllib.request.Request(asked, headers={"authorization": sign_in}), timeout=10
-        ) as answer:
-            return f"{server}/#/experiments/{json.load(answer)['experiment']['experiment_id']}/runs"
-    except (UserError, OSError, ValueError, KeyError):  # no such experiment yet: 404
+        wanted = f"{server}/api/2.0/mlflow/experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': task})}"
+        answer = http_client.asked("GET", wanted, seconds=10, auth=(user, password))
+        return f"{server}/#/experiments/{answer.json()['experiment']['experiment_id']}/runs"
+    except (UserError, OSError, ValueError, LookupError, TypeError):  # no such experiment yet: 404
         return server

@@ -33,7 +33,7 @@ from flows.deployment.services import MASK, private
 from steps.core.errors import UserError
 from steps.core.keys import key
 from steps.core.terminal import served
-from steps.core.web import is_foreign
+from steps.core.web import LIMITED, is_foreign
 from steps.project import store
 
 KEY = Path(".flywheel/mlflow.key")
@@ -172,7 +172,13 @@ def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
 
     handlers.initialize_backend_stores(uri, uri, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
     guarded = Guard(app, key(root / KEY, user=""), root)
-    options: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False, "server_header": False}
+    options: dict[str, Any] = {
+        "lifespan": "off",
+        "ws": "none",
+        "proxy_headers": False,
+        "server_header": False,
+        **LIMITED,
+    }
     uvicorn.run(guarded, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5, **options)
 
 

@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from environments.kit import http_client
 from steps.core.errors import UserError, masked
 from steps.core.progress import say
 
@@ -77,13 +77,14 @@ class Services:
     def wait(self, name: str, address: str) -> None:
         """Wait as long as the service's process lives until it answers at the address, which needs no key. Every half a
         minute the last line of its log is shown. UserError if it ends first, or takes an hour."""
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
         began = shown = time.monotonic()
         while True:
             try:
-                direct.open(address, timeout=5).close()
-                return
-            except OSError as problem:
+                answer = http_client.asked("GET", address, seconds=5)
+                if answer.status < 400:
+                    return
+                raise http_client.NoAnswer(f"status {answer.status}")
+            except http_client.NoAnswer as problem:
                 now, log = time.monotonic(), self.folder / f"{name}.log"
                 if (code := self.running[name].poll()) is not None:
                     raise UserError(f"{name} ended (exit code {code}) before it answered: see {log}") from None

@@ -5,7 +5,6 @@ Nothing is written: a SQLite database is opened for reading, so that looking doe
 
 from __future__ import annotations
 
-import base64
 import importlib.metadata
 import importlib.util
 import json
@@ -13,13 +12,12 @@ import os
 import re
 import socket
 import sqlite3
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
+from environments.kit import http_client
 from flows.deployment import databases
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from flows.diagnosis.hashes import settings
@@ -149,18 +147,9 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def answer(url: str, user: str = "", password: str = "") -> tuple[int, str]:
-    """(status, text) of a GET request. OSError where nobody answers in time. This machine is asked without a proxy."""
-    request = urllib.request.Request(url)
-    if password:
-        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
-        request.add_header("Authorization", f"Basic {encoded}")
-    is_local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-    handlers = [urllib.request.ProxyHandler({})] if is_local else []
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=SECONDS) as reply:
-            return reply.status, reply.read(100_000).decode(errors="replace")
-    except urllib.error.HTTPError as problem:
-        return problem.code, ""
+    """(status, text) of a GET request. OSError where nobody answers in time."""
+    reply = http_client.asked("GET", url, seconds=SECONDS, auth=(user, password) if password else None)
+    return reply.status, reply.text if reply.status < 400 else ""
 
 
 def mlflow(where: Place) -> Finding:

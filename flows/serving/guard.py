@@ -8,7 +8,8 @@ change the server, and each version brings new ones. Adapters are loaded and rem
 second secret, so that what has the champion's name is the champion.
 
 With capture (flows/serving/capture.py) there is a second key, for clients whose people agreed that what they say is kept. A
-request with it goes on with the first one and a header that says so.
+request with it goes on with the first one and a header that says so. The id of an answer, under which feedback is given, is
+drawn here: vLLM would take the client's own `x-request-id`, and two answers could have the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CONSENT_HEADER = "x-flywheel-consent"
 HOST = "FLYWHEEL_SERVE_HOST"  # the address at which the server listens
 SWAP_HEADER = "x-flywheel-swap"
 # What clients may call: to read, and to have an answer. A path in another spelling is none of these.
-READ = "/health /ping /version /load /metrics /openapi.json /v1/models"
+READ = "/health /ping /version /load /metrics /openapi.json /v1/models /capture"
 ASK = """/v1/chat/completions /v1/chat/completions/render /v1/completions /v1/responses /v1/messages
     /v1/messages/count_tokens /tokenize /detokenize /invocations /ping /feedback"""
 ROUTES = frozenset([("GET", path) for path in READ.split()] + [("POST", path) for path in ASK.split()])
@@ -56,7 +57,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_health = scope["type"] == "http" and scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
         if scope["type"] == "lifespan" or is_health or (refusal := self.refusal(scope)) is None:
-            return await self.app(self.with_consent(scope), receive, send)
+            return await self.app(self.passed(scope), receive, send)
         status, text = refusal
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008, "reason": text})
@@ -88,15 +89,22 @@ class Guard:
         """Whether whoever has the key may call this."""
         return (method, path) in ROUTES
 
-    def with_consent(self, scope: Scope) -> Scope:
-        """The request; one with the key for consent has the other key, and the header, unless it says something else."""
-        token = Headers(scope=scope).get("authorization", "").partition(" ")[2].strip() if "headers" in scope else ""
-        if not self.consent_key or not same(token, self.consent_key):
+    def passed(self, scope: Scope) -> Scope:
+        """The request as the application gets it: with an id of ours; one with the key for consent has the other key, and
+        the header, unless it says something else."""
+        if scope["type"] != "http":
             return scope
-        kept = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
-        if CONSENT_HEADER not in Headers(scope=scope):
-            kept.append((CONSENT_HEADER.encode(), b"yes"))
-        return {**scope, "headers": [*kept, (b"authorization", f"Bearer {self.key}".encode())]}
+        headers = Headers(scope=scope)
+        has_consent = self.consent_key and same(
+            headers.get("authorization", "").partition(" ")[2].strip(), self.consent_key
+        )
+        replaced = (b"x-request-id", b"authorization") if has_consent else (b"x-request-id",)
+        kept = [(name, value) for name, value in scope["headers"] if name not in replaced]
+        kept.append((b"x-request-id", secrets.token_hex(16).encode()))
+        if has_consent:
+            kept.append((b"authorization", f"Bearer {self.key}".encode()))
+            kept += [(CONSENT_HEADER.encode(), b"yes")] if CONSENT_HEADER not in headers else []
+        return {**scope, "headers": kept}
 
 
 def same(given: str, expected: str) -> bool:

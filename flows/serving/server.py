@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from environments.kit import http_client
 from flows.serving import capture, guard, shown, trial
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from steps.policy.chat import Chat
 
 SERVER = "vllm.entrypoints.openai.api_server"
+LIMITED_SERVER = "flows.serving.vllm_process"  # the same, as this project starts it
 KEY = Path(".flywheel/serve.key")
 HOST, PORT = "127.0.0.1", 8000
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
@@ -32,6 +31,14 @@ def of_every_server() -> dict[str, str]:
     CPU, as in training: without it vLLM wants half of the machine's."""
     ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     return ours | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE") or "1"}
+
+
+class Refused(http_client.NoAnswer):
+    """The server answered with an error: its status, and what it said."""
+
+    def __init__(self, answer: http_client.Answer) -> None:
+        super().__init__(answer.text)
+        self.status = answer.status
 
 
 class Server(NamedTuple):
@@ -57,7 +64,7 @@ class Server(NamedTuple):
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
-        words = [SERVER, "--host", self.host, "--port", str(self.port)]
+        words = [LIMITED_SERVER, "--host", self.host, "--port", str(self.port)]
         seen = ["--middleware", f"{shown.__name__}.{shown.Shown.__name__}"]
         kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
         kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
@@ -74,34 +81,41 @@ class Server(NamedTuple):
         try:
             served = json.loads(self._call("/v1/models"))["data"]
             return {str(model["id"]): str(model.get("root")) for model in served}
-        except urllib.error.HTTPError as problem:
+        except Refused as problem:
             advice = f"another server than that of `make serve` may listen there, or its key is not that in {KEY}"
-            raise UserError(f"{self.page} refuses the request (status {problem.code}): {advice}") from None
-        except OSError as problem:
+            raise UserError(f"{self.page} refuses the request (status {problem.status}): {advice}") from None
+        except http_client.Unreachable as problem:
             start = "start one with `make serve` in another terminal and wait for its line 'serving:'"
             raise UserError(f"no model is served at {self.page} ({problem}): {start}") from None
-        except (ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException):
+        except (http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
             raise UserError(f"what listens at {self.page} is no model server: name the port of `make serve`") from None
+
+    def missed(self) -> dict[str, int]:
+        """What was not captured since the server started, by its reason; empty where it does not say."""
+        try:
+            return {str(why): int(count) for why, count in json.loads(self._call(capture.COUNTS))["not_stored"].items()}
+        except (OSError, http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
+            return {}
 
     def swap(self, adapter: Path, name: str = "") -> None:
         """Have the server load another adapter under the same name, or one more under another. UserError where it does not:
         it keeps what it has."""
         fields = {"lora_name": name or self.name, "lora_path": str(adapter), "load_inplace": True}
-        body = json.dumps(fields).encode()
         try:
-            self._call("/v1/load_lora_adapter", body)
-        except urllib.error.HTTPError as problem:
-            answer = problem.read().decode(errors="replace")
-            raise UserError(f"the server refuses {adapter}: {answer[:300]}") from None
-        except (OSError, http.client.HTTPException) as problem:
+            self._call("/v1/load_lora_adapter", json.dumps(fields).encode())
+        except Refused as problem:
+            raise UserError(f"the server refuses {adapter}: {str(problem)[:300]}") from None
+        except http_client.NoAnswer as problem:
             raise UserError(f"the server did not answer the swap to {adapter}: {problem}") from None
 
     def _call(self, path: str, body: bytes | None = None) -> bytes:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         headers |= {guard.SWAP_HEADER: self.swap_token} if self.swap_token else {}
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the key is for this machine alone
-        with direct.open(urllib.request.Request(f"{self.page}{path}", body, headers), timeout=120) as answer:
-            return bytes(answer.read())
+        method = "GET" if body is None else "POST"
+        answer = http_client.asked(method, f"{self.page}{path}", seconds=120, content=body, headers=headers)
+        if answer.status >= 300:
+            raise Refused(answer)
+        return answer.body
 
 
 def model_options(policy: Policy, chat: Chat) -> list[str]:

@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from environments.kit.http_client import NoAnswer, asked
 from flows.repro import folder_lock
 from flows.repro.pipeline import StageFailed
 from flows.terminal import prefect_server
-from flows.terminal.limits import TakesTooLong, limit
 from steps.core import dotenv
 from steps.core.errors import UserError, explain
+from steps.project import dvc
 from steps.runner import handover
 
 LOG = Path(".flywheel/train.log")
@@ -139,13 +139,15 @@ def prepare(by_hand: bool = False) -> None:
     binaries = os.fspath(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join((binaries, os.environ.get("PATH", "")))
     os.environ["DVC_NO_ANALYTICS"] = "1"
+    dvc.own_cache(Path.cwd())
     if home := os.environ.get("PREFECT_HOME"):
         Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     if api := os.environ.get("PREFECT_API_URL"):
         try:
-            with limit(HEALTH):  # urllib's own is for each read
-                urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=HEALTH).close()
-        except (OSError, ValueError, TakesTooLong) as problem:
+            answer = asked("GET", f"{api.rstrip('/')}/health", seconds=HEALTH)
+            if answer.status != 200:
+                raise NoAnswer(f"status {answer.status}")
+        except (NoAnswer, ValueError) as problem:
             raise UserError(
                 f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or "
                 "unset the variable and the flow runs by itself"

@@ -40,8 +40,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2
-
+from environments.kit import http_client
 from steps.agents.processes import Processes
 from steps.core.errors import UserError, masked
 from steps.core.terminal import exit_code
@@ -71,11 +70,7 @@ class Connection:
     """Requests to the gateway, made again until they are answered."""
 
     def __init__(self, server: str, key: str, is_forever: bool) -> None:
-        is_local = urlsplit(server).hostname in LOOPBACK
-        headers = {"Authorization": f"Bearer {key}"}
-        self.http = httpx2.AsyncClient(
-            base_url=server, headers=headers, trust_env=not is_local
-        )  # no proxy to this machine
+        self.http = http_client.Client(server, headers={"Authorization": f"Bearer {key}"}, connections=100)
         self.server, self.is_forever, self.answered = server, is_forever, time.monotonic()
 
     async def ask(self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT) -> Any:
@@ -83,15 +78,15 @@ class Connection:
         pause = 0.1
         while True:
             try:
-                answer = await self.http.request(method, path, json=body, timeout=timeout)
-                if answer.status_code < 500:
+                answer = await self.http.ask(method, path, body=body, seconds=timeout)
+                if answer.status < 500:
                     self.answered = time.monotonic()
                     return _read(answer, self.server)
-                reason = f"status {answer.status_code}"
-                if answer.status_code == 503:  # it is there, and has no batch
+                reason = f"status {answer.status}"
+                if answer.status == 503:  # it is there, and has no batch
                     self.answered = time.monotonic()
-            except httpx2.TransportError as problem:
-                reason = str(problem) or type(problem).__name__
+            except http_client.NoAnswer as problem:
+                reason = str(problem)
             absent = time.monotonic() - self.answered
             if absent > ABSENCE and not self.is_forever:
                 raise Gone(f"the gateway at {self.server} has not answered for {absent:.0f} seconds ({reason})")
@@ -99,16 +94,16 @@ class Connection:
             pause = min(2 * pause, 2.0)
 
 
-def _read(answer: Any, server: str) -> Any:
-    if answer.status_code == 404:
+def _read(answer: http_client.Answer, server: str) -> Any:
+    if answer.status == 404:
         raise Unknown
-    if answer.status_code == 409:
+    if answer.status == 409:
         raise Late
-    if answer.status_code == 401:
+    if answer.status == 401:
         raise UserError(f"the gateway at {server} refuses the key: set {KEY} to the one that it was started with")
-    if answer.status_code >= 400:
+    if answer.status >= 300:
         text = " ".join(answer.text.split())[:300]
-        raise UserError(f"the gateway at {server} refuses a request (status {answer.status_code}): {text}")
+        raise UserError(f"the gateway at {server} refuses a request (status {answer.status}): {text}")
     try:
         return answer.json()
     except ValueError:
@@ -166,7 +161,7 @@ class Client:
     async def _leave(self) -> None:
         with contextlib.suppress(Exception):  # what it does not hear, the gateway notices
             await asyncio.wait_for(self.connection.ask("DELETE", f"/clients/{self.id}", timeout=GOODBYE), GOODBYE)
-        await self.connection.http.aclose()
+        await self.connection.http.close()
 
     async def ask(self, path: str, body: dict[str, Any], timeout: float = TIMEOUT, holding: bool = True) -> Any:
         """The answer to a request of this client, which registers (again) where it must. Late for 409."""

@@ -8,20 +8,18 @@ process group, which ends with it, and by itself when this process is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from environments.kit.child import Child, ending
 from steps.core.errors import UserError
 
-LONGEST = 2**26  # bytes of a message
 ALONE = 8  # most processes that end with the episodes in them, up to which a suspect gets its own
 PROBE = """
 import json, sys
@@ -38,21 +36,12 @@ Ended = Callable[[str, dict[str, Any]], None]
 class Process:
     """One process, and the keys of the episodes in it."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: Child) -> None:
         self.child = child
         self.keys: set[str] = set()
         self.is_retired = False  # it gets no more episodes
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.reader: asyncio.Task[None] | None = None
-
-    def send(self, message: dict[str, Any]) -> None:
-        if self.child.stdin is not None and not self.child.stdin.is_closing():
-            self.child.stdin.write(json.dumps(message).encode() + b"\n")
-
-    def kill(self) -> None:
-        """End it and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child.pid, signal.SIGKILL)
 
 
 class Processes:
@@ -76,6 +65,7 @@ class Processes:
         self.own_loops = False  # the functions were seen to block their event loop
         self.broken: str | None = None  # why the task cannot be loaded
         self.starting, self.early_deaths = asyncio.Lock(), 0
+        self.sending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> list[Process]:
         """Start those that are missing, and return those that are ready. UserError where the task cannot be loaded."""
@@ -93,10 +83,7 @@ class Processes:
 
     async def _start(self) -> Process:
         words = [*self.command, self.task, *(["--own-loops"] if self.own_loops else [])]
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(
-            *words, stdin=pipe, stdout=pipe, env=self.variables, limit=LONGEST, start_new_session=True
-        )
+        child = await Child.start(words, self.task, variables=self.variables, keep_errors=False)
         process = Process(child)
         self.all.append(process)
         process.reader = asyncio.create_task(self._read(process))
@@ -116,13 +103,14 @@ class Processes:
         else:
             process = min(processes, key=lambda each: len(each.keys))
         process.keys.add(key)
-        process.send({"play": {"key": key, **entry}})
+        await process.child.send({"play": {"key": key, **entry}})
 
     def cancel(self, key: str) -> None:
         """Cancel an episode. `ended` is told when its function has ended."""
         for process in self.all:
             if key in process.keys:
-                process.send({"cancel": key})
+                self.sending.add(sent := asyncio.create_task(process.child.send({"cancel": key})))
+                sent.add_done_callback(self.sending.discard)
 
     def overdue(self, key: str) -> None:
         """An episode has not ended long after its time: not even the process's own watch could say so. It ends."""
@@ -130,37 +118,37 @@ class Processes:
             if key in process.keys:
                 process.keys.remove(key)
                 process.is_retired = True
-                process.kill()
+                process.child.release()
 
     async def _read(self, process: Process) -> None:
-        assert process.child.stdout is not None
-        while line := await process.child.stdout.readline():
-            message = json.loads(line)
-            if "ready" in message:
-                self.early_deaths = 0
-                process.ready.set_result(None)
-            elif "broken" in message:
-                self.broken = message["broken"]
-            elif "blocked" in message:
-                self._separate(process, message["blocked"])
-            elif message["ended"] in process.keys:
-                process.keys.remove(message["ended"])
-                process.is_retired |= message["left_behind"]
-                self.ended(message["ended"], {"result": message["result"], "error": message["error"]})
+        while (message := await process.child.read()) is not None:
+            match message:
+                case {"ready": _} if not process.ready.done():
+                    self.early_deaths = 0
+                    process.ready.set_result(None)
+                case {"broken": broken}:
+                    self.broken = str(broken)
+                case {"blocked": place}:
+                    self._separate(process, str(place))
+                case {"ended": str(key), "result": result, "error": error, "left_behind": left} if key in process.keys:
+                    process.keys.remove(key)
+                    process.is_retired |= bool(left)
+                    self.ended(key, {"result": result, "error": error})
+                case _:
+                    continue  # of an episode that is over, or of none
+            process.child.took()
             if process.is_retired and not process.keys:
-                process.kill()
-        code = await process.child.wait()
-        process.kill()  # what it has left behind
+                process.child.release()
+        await process.child.end(grace=0.0 if process.child.problem else 5.0)
+        why = process.child.problem or ending(process.child.process.returncode)
         self.all.remove(process)
         if not process.ready.done():
             self.early_deaths += 1
             if self.early_deaths == DEATHS and self.broken is None:
-                self.broken = (
-                    f"{self.task} cannot be loaded: its process ended {DEATHS} times ({cause(code)}); see the log"
-                )
+                self.broken = f"{self.task} cannot be loaded: its process ended {DEATHS} times ({why}); see the log"
             process.ready.set_result(None)
         while process.keys:
-            self.ended(process.keys.pop(), {"lost": f"the process that ran it ended ({cause(code)})"})
+            self.ended(process.keys.pop(), {"lost": f"the process that ran it ended ({why})"})
 
     def _separate(self, process: Process, place: str) -> None:
         """Run functions that block their event loop in loops of their own, from the beginning."""
@@ -179,7 +167,7 @@ class Processes:
         for process in self.all:
             process.is_retired = True
             process.keys.clear()
-            process.kill()
+            process.child.release()
         if readers:
             await asyncio.wait(readers)
 
@@ -192,9 +180,11 @@ def interpreter(python: str) -> str:
             f"agents.python: there is no program {python}; name an interpreter, as in ../agent/.venv/bin/python"
         )
     path = os.fspath(Path(path).absolute())  # of a link, which says whose packages are meant
-    asked = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
     try:
+        asked = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
         version, pydantic = json.loads(asked.stdout)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise UserError(f"agents.python: {python} is no Python interpreter: {problem}") from None
     except ValueError:
         raise UserError(
             f"agents.python: {python} is no Python interpreter: {(asked.stderr or asked.stdout)[-200:]}"
@@ -207,10 +197,3 @@ def interpreter(python: str) -> str:
             f"agents.python: {python} {have}; install pydantic 2 there (`{python} -m pip install 'pydantic>=2'`)"
         )
     return path
-
-
-def cause(code: int) -> str:
-    """What an exit code says."""
-    if code >= 0:
-        return f"exit code {code}"
-    return next((each.name for each in signal.Signals if each == -code), f"signal {-code}")

@@ -10,33 +10,23 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import httpx2
-
+from environments.kit.http_client import Client
 from steps.analytics import analysis
 from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
 from steps.core.alike import Groups
 from steps.core.errors import UserError
-from steps.tracing.langfuse import CLOUD
-
-PAGE = 100  # rows: the API's limit
-TRIES, TIMEOUT = 3, 30.0  # attempts to read a page, and seconds for each
+from steps.tracing.langfuse_pages import PAGE, opened, page
 
 
 def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> analysis.Analysis:
     """Analyse the latest run, or `run`. UserError where Langfuse is not set up, cannot be read, or has no episodes."""
-    host = (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
-    keys = [os.environ.get(name, "").strip() for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")]
-    if not all(keys):
-        needed = "LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY"
-        raise UserError(f"--langfuse needs {needed}, of the project's settings in Langfuse")
-    with httpx2.Client(base_url=host, auth=(keys[0], keys[1]), timeout=TIMEOUT) as client:
+    with opened("--langfuse") as client:
+        host = client.base
         traces = [trace for trace in pages(client, "traces", name="episode") if trace.get("name") == "episode"]
         if not traces:
             advice = "they are sent while a run trains, where the keys are set"
@@ -61,39 +51,13 @@ def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> anal
     return made.model_copy(update={"notes": (note, *made.notes)})
 
 
-def pages(client: httpx2.Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:
+def pages(client: Client, what: str, **filters: str) -> Iterator[dict[str, Any]]:
     """The rows of all pages of /api/public/<what>."""
     for number in itertools.count(1):
         answer = page(client, f"/api/public/{what}", {**filters, "page": str(number), "limit": str(PAGE)})
         yield from answer["data"]
         if number >= int(answer["meta"]["totalPages"]):
             return
-
-
-def page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Read one page, and try again where the server is busy; UserError with its answer where it refuses."""
-    failure = ""
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(attempt)
-        try:
-            answer = client.get(path, params=dict(query))
-        except httpx2.HTTPError as problem:
-            failure = f"cannot be reached ({problem})"
-            continue
-        if answer.status_code in (401, 403):
-            refusal = f"refuses the keys ({answer.status_code}): see LANGFUSE_PUBLIC_KEY and its secret"
-            raise UserError(f"{client.base_url} {refusal}")
-        try:
-            content = answer.json() if answer.status_code == 200 else None
-            if isinstance(content, dict) and {"data", "meta"} <= content.keys():
-                return content
-        except ValueError:
-            pass
-        failure = f"answers {path} with {answer.status_code} and no page"
-        if answer.status_code < 429:
-            break
-    raise UserError(f"Langfuse at {client.base_url} {failure}: see LANGFUSE_HOST")
 
 
 def summary(trace: Mapping[str, Any], observations: Sequence[Mapping[str, Any]]) -> EpisodeSummary:

@@ -26,8 +26,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, NoReturn, TypeVar
 
-import httpx2
-
+from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
 from steps.core.progress import progress
@@ -140,15 +139,12 @@ class Client:
     async def __aenter__(self) -> Client:
         self.ledger = Ledger()
         connections = self.endpoint.max_connections
-        self._http = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
-            timeout=None,
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-        )
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self._http = http_client.Client(self.endpoint.base_url, headers=headers, connections=connections)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._http.close()
         self.ledger.__exit__()
 
     async def ask(self, request: Request) -> Reply:
@@ -229,16 +225,22 @@ class Client:
     async def _attempt(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call; _Again, CallFailed or UserError where it is not answered."""
         limit, started = self.endpoint.timeout_seconds, time.perf_counter()
+        most = answers.LARGEST + answers.TOKEN * self.endpoint.max_tokens
         try:
-            # Of the whole answer: httpx2's own limits are of each read, and a server may send a byte now and then for ever.
-            async with asyncio.timeout(limit):
-                sent, text = await self._post(body)
-        except TimeoutError:
+            sent = await self._http.ask("POST", "/chat/completions", body=body, seconds=limit, most=most)
+        except http_client.Late:
             raise _Again(f"no answer within {limit:g} s", charged=True) from None
-        except httpx2.HTTPError as problem:
-            reason = answers.cleaned(str(problem), self.key) or type(problem).__name__
-            raise _Again(reason, charged=not isinstance(problem, httpx2.ConnectError)) from None
-        if sent.status_code != 200:
+        except http_client.TooMuch as problem:
+            raise CallFailed(
+                f"{self._who()}: {problem} and was not read to its end; no answer of max_tokens "
+                f"{self.endpoint.max_tokens} is that long",
+                charged=True,
+            ) from None
+        except http_client.NoAnswer as problem:
+            charged = not isinstance(problem, http_client.Unreachable)
+            raise _Again(answers.cleaned(str(problem), self.key), charged=charged) from None
+        text = sent.text
+        if sent.status != 200:
             self._refused(sent, " ".join(answers.cleaned(text, self.key).split())[:300])
         try:
             answer = answers.cleaned(json.loads(text), self.key)  # some servers quote the request, key included
@@ -261,24 +263,9 @@ class Client:
             "latency_seconds": round(time.perf_counter() - started, 4),
         }
 
-    async def _post(self, body: dict[str, Any]) -> tuple[httpx2.Response, str]:
-        """Send a request; (status and headers, the text of the answer). CallFailed where it is longer than any answer."""
-        most, data = answers.LARGEST + answers.TOKEN * self.endpoint.max_tokens, bytearray()
-        url = f"{self.endpoint.base_url.rstrip('/')}/chat/completions"
-        async with self._http.stream("POST", url, json=body) as sent:
-            async for piece in sent.aiter_bytes():  # decompressed, in pieces of at most 1 MiB
-                data += piece
-                if len(data) > most:
-                    raise CallFailed(
-                        f"{self._who()}: the answer has more than {most:,} bytes and was not read to its end; no answer of "
-                        f"max_tokens {self.endpoint.max_tokens} is that long",
-                        charged=True,
-                    )
-            return sent, data.decode("utf-8", "replace")  # JSON is in UTF-8, whatever the headers say
-
-    def _refused(self, sent: httpx2.Response, text: str) -> NoReturn:
+    def _refused(self, sent: http_client.Answer, text: str) -> NoReturn:
         """Raise what a status other than 200 stands for: UserError, CallFailed or _Again."""
-        status = sent.status_code
+        status = sent.status
         if status in FATAL or "insufficient_quota" in text:
             what = FATAL.get(status, "says that the account is out of credit").format(key=self.endpoint.api_key_env)
             raise UserError(f"{self._who()} {what} ({status}: {text})")

@@ -90,14 +90,15 @@ def is_reachable(policy: Policy) -> bool:
 
 
 def hub_answers() -> bool:
-    import httpx2
     from huggingface_hub import constants, is_offline_mode
+
+    from environments.kit.http_client import NoAnswer, asked
 
     if is_offline_mode():
         return False
     try:
-        httpx2.head(constants.ENDPOINT, timeout=SECONDS)
-    except httpx2.HTTPError:
+        asked("HEAD", constants.ENDPOINT, seconds=SECONDS)
+    except NoAnswer:
         return False
     return True
 
@@ -110,6 +111,9 @@ def shape_of(policy: Policy) -> shapes.Shape:
         raise UserError(f"policy.base_model: {policy.base_model} holds no config.json; give the folder of a model")
     if policy.base_model.endswith(".gguf"):
         raise UserError(f"policy.base_model: there is no file {policy.base_model}")
+    from steps.policy.loading import no_path
+
+    no_path(policy.base_model, "policy.base_model")
     from huggingface_hub import hf_hub_download
 
     try:

@@ -140,6 +140,17 @@ class Ledger:
 
         self.change(remove)
 
+    def forget_texts(self, texts: Iterable[str]) -> int:
+        """Remove the answers whose request or reply holds one of these texts; how many there were."""
+        chosen = list(texts)
+
+        def remove(connection: sa.Connection) -> int:
+            columns = [sa.cast(column, sa.String) for column in (REPLIES.c.request, REPLIES.c.reply)]
+            holding = [column.contains(text, autoescape=True) for text in chosen for column in columns]
+            return sum(connection.execute(REPLIES.delete().where(each)).rowcount for each in holding)
+
+        return self.change(remove) if chosen else 0
+
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """What `work` returns in a transaction, beside which nobody else writes in SQLite.
 

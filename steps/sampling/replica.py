@@ -15,10 +15,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import httpx2
-
+from environments.kit.http_client import Client, NoAnswer, TooMuch
 from steps.core.errors import UserError
 from steps.policy import probe
 from steps.policy.loading import local
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
     from steps.core.params_policy import Servers
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PREFIX = "flywheel-"  # of the names of adapters on the servers
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 SHORT = 30.0  # seconds for what computes next to nothing
+SMALL, TOKEN = 2**22, 1_024  # bytes of any answer, and further ones for each token and logprob that was asked for
 START = (
     "start it as docs/gpu.md says (`make vllm-server`, or the command that `.venv/bin/python -m flows.vllm_server "
     "--print` prints)"
@@ -60,30 +58,36 @@ class Replica:
         if not (key.isascii() and key.isprintable()):
             raise UserError(f"the key in {settings.key_env} holds characters that no HTTP header takes")
         connections = settings.max_connections + 8  # with those for loads and checks
-        self.http = httpx2.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-            trust_env=urlsplit(url).hostname not in LOOPBACK,  # no proxy to this machine
-        )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = Client(self.url, headers=headers, connections=connections)
         self.is_here = False  # it answers, and has been checked
         self.listed: list[str] = []  # names of adapters that it has, of this process and of others, the oldest first
         self.held: list[str] = []  # those of them that have shown to be what they should be
         self.turns: set[asyncio.Task[Any]] = set()  # requests under way
 
-    async def ask(self, method: str, path: str, body: Any = None, timeout: float = SHORT, content: Any = None) -> Any:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        timeout: float = SHORT,
+        content: bytes | None = None,
+        most: int = SMALL,
+    ) -> Any:
         """The answer's JSON. Away, Refused; UserError where the key is wrong, or where no such server listens."""
         try:
-            answer = await self.http.request(method, path, json=body, content=content, timeout=timeout)
-        except (httpx2.TransportError, httpx2.InvalidURL) as problem:
-            raise Away(str(problem) or type(problem).__name__) from None
-        if answer.status_code == 401:
+            answer = await self.http.ask(method, path, body=body, content=content, seconds=timeout, most=most)
+        except TooMuch as problem:
+            raise UserError(f"what listens at {self.url} is no server of vLLM's, for {problem}") from None
+        except NoAnswer as problem:
+            raise Away(str(problem)) from None
+        if answer.status == 401:
             raise UserError(f"the server at {self.url} refuses the key: set {self.settings.key_env} to the server's")
-        if answer.status_code >= 400:
+        if answer.status >= 300:
             text = _reason(answer)
-            if answer.status_code == 429 or answer.status_code > 500:
-                raise Away(f"status {answer.status_code}: {text}")
-            raise Refused(answer.status_code, text)
+            if answer.status == 429 or answer.status > 500:
+                raise Away(f"status {answer.status}: {text}")
+            raise Refused(answer.status, text)
         try:
             return answer.json() if path != "/health" else {}
         except ValueError:
@@ -168,7 +172,8 @@ class Replica:
         """vLLM's answer to one request to an adapter. UserError where it comes from another."""
         body = {"model": name, "token_ids": list(ids), "cache_salt": name, "sampling_params": sampling}
         try:
-            answer = await self.ask("POST", "/inference/v1/generate", body, timeout)
+            most = SMALL + TOKEN * int(sampling.get("max_tokens") or 0) * (2 + int(sampling.get("logprobs") or 0))
+            answer = await self.ask("POST", "/inference/v1/generate", body, timeout, most=most)
         except Refused as refused:
             if refused.status == 403 or (refused.status == 404 and str(refused) == "Not Found"):
                 raise UserError(

@@ -12,20 +12,17 @@ given a scale. Consent is `consent` in the metadata, or the tag "consent".
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
-from steps.core.errors import UserError
+from environments.kit.http_client import Client
 from steps.core.parts import decoded
 from steps.traces.messages import call_of, lost_in, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
+from steps.traces.packed import text_of
 from steps.traces.records import (
     Conversation,
     Feedback,
@@ -36,25 +33,16 @@ from steps.traces.records import (
     not_kept,
     unknown_fields,
 )
+from steps.tracing import langfuse_pages
 
 PRODUCER = "langfuse"
-CLOUD = "https://cloud.langfuse.com"
-KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
-PAGE, TIMEOUT, TRIES = 100, 30.0, 3  # rows, seconds, attempts
 OBSERVATIONS, SCORES = "/api/public/v2/observations", "/api/public/v3/scores"
 FIELDS = "core,basic,io,metadata,model,trace_context"
 
 
-def host() -> str:
-    return (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
-
-
 def fetch(since: str) -> Iterator[dict[str, Any]]:
     """The rows of observations and scores from a time on. UserError where Langfuse is not set up or does not answer."""
-    keys = [os.environ.get(name, "").strip() for name in KEYS]
-    if not all(keys):
-        raise UserError(f"the source langfuse needs {' and '.join(KEYS)}, of the project's settings in Langfuse")
-    with httpx2.Client(base_url=host(), auth=(keys[0], keys[1]), timeout=TIMEOUT) as client:
+    with langfuse_pages.opened("the source langfuse") as client:
         seen: set[str] = set()
         for row in _pages(client, OBSERVATIONS, {"fields": FIELDS} | ({"fromStartTime": since} if since else {})):
             seen.add(str(row.get("traceId")))
@@ -67,42 +55,28 @@ def fetch(since: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _pages(client: httpx2.Client, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _pages(client: Client, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
     cursor: str | None = None
     while True:
-        content = _page(client, path, query | {"limit": str(PAGE)} | ({"cursor": cursor} if cursor else {}))
+        asked = query | {"limit": str(langfuse_pages.PAGE)} | ({"cursor": cursor} if cursor else {})
+        content = langfuse_pages.page(client, path, asked)
         yield from content["data"]
         cursor = content["meta"].get("cursor") or content["meta"].get("nextCursor")
         if not cursor:
             return
 
 
-def _page(client: httpx2.Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-    failure = ""
-    for _ in range(TRIES):
-        try:
-            answer = client.get(path, params=dict(query))
-        except httpx2.HTTPError as problem:
-            failure = f"cannot be reached ({type(problem).__name__})"
-            continue
-        if answer.status_code in (401, 403):
-            raise UserError(f"{client.base_url} refuses the keys ({answer.status_code}): see {KEYS[0]} and its secret")
-        content = _json(answer.text) if answer.status_code == 200 else None
-        if isinstance(content, dict) and {"data", "meta"} <= content.keys():
-            return content
-        failure = f"answers {path} with {answer.status_code} and no page"
-        if answer.status_code < 429:
-            break
-    raise UserError(f"Langfuse at {client.base_url} {failure}: see LANGFUSE_HOST")
-
-
 def export(path: Path) -> Iterator[Any]:
-    """The rows of an exported file, or of all files of an exported folder; lines that are no JSON come as they are."""
+    """The rows of an exported file, or of all files of an exported folder; lines that are no JSON come as they are, and what
+    could not be read as `Unreadable`."""
     names = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
     files = sorted(file for file in path.rglob("*") if file.name.endswith(names)) if path.is_dir() else [path]
     for file in files:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig", "surrogateescape")
+        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+            yield Unreadable(file.name, "no file of the folder's own, but a link out of it or another thing")
+            continue
+        text, unread = text_of(file)
+        yield from unread
         whole = _json(text)
         if isinstance(whole, list):
             yield from whole
@@ -124,6 +98,9 @@ def read(
             sessions[str(trace)] = str(session)
     for place, row in flat:
         try:
+            if isinstance(row, Unreadable):
+                yield row
+                continue
             if not isinstance(row, Mapping):
                 raise ValueError("no JSON object")
             if "dataType" in row or "data_type" in row:
@@ -139,22 +116,30 @@ def read(
 
 
 def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """(place, row), where traces come as their observations and scores."""
+    """(place, row), where traces come as their observations and scores; a trace of another form as `Unreadable`."""
     for number, row in enumerate(rows, 1):
         place = f"{name} {row['id']}" if isinstance(row, Mapping) and row.get("id") else f"{name}:{number}"
         if not isinstance(row, Mapping) or not isinstance(row.get("observations"), list):
             yield place, row
             continue
-        shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
-        metadata = _metadata(row)
-        inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
-        calls = [each for each in inside if each.get("type") == "GENERATION"]
-        whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
-        for each in calls or [whole]:
-            yield place, shared | each | {"metadata": metadata | _metadata(each)}
-        for each in row.get("scores") or ():
-            if isinstance(each, Mapping):
-                yield place, {"traceId": row.get("id"), "dataType": None, **each}
+        try:
+            yield from [(place, each) for each in _inside(row)]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            yield place, Unreadable(place, reason(problem))
+
+
+def _inside(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The observations and scores of a trace."""
+    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
+    metadata = _metadata(row)
+    inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
+    calls = [each for each in inside if each.get("type") == "GENERATION"]
+    whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
+    for each in calls or [whole]:
+        yield shared | each | {"metadata": metadata | _metadata(each)}
+    for each in row.get("scores") or ():
+        if isinstance(each, Mapping):
+            yield {"traceId": row.get("id"), "dataType": None, **each}
 
 
 def _observation(row: Mapping[str, Any]) -> Conversation:

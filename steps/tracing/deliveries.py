@@ -14,19 +14,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
+from environments.kit.http_client import Client, Late, NoAnswer
 from steps.core.masking import masked
 
 SECONDS = 1.5  # that a run waits at its end for each iteration's deliveries; tracing may cost 2 s per iteration
-PATIENCE = (2.0, 5.0)  # seconds to connect, and until an answer begins
+PATIENCE = 5.0  # seconds for an answer
 PAUSE = 20.0  # seconds without requests after a failed connection
 LEAST = 10.0  # seconds that a run waits at its end for a server that answers, however few its iterations
 ATTEMPTS = 3
 THREADS = 4
 LARGEST = 3_000_000  # bytes of a body, before compression; well below the default limits of servers
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Post(NamedTuple):
@@ -90,27 +89,25 @@ class Deliveries:
         return not missing
 
     def _work(self) -> None:
-        import requests
-
-        with requests.Session() as session:
-            session.auth = lambda request: request  # keep our headers, and none of a .netrc
-            while True:
-                delivery = self._queue.get()
-                arrived = False
-                try:
-                    if time.monotonic() >= self._paused_until:
-                        for post in delivery.posts:
-                            send_patiently(session, post)
-                        arrived = True
-                except Refused as problem:
-                    self._fail(str(problem))
-                except (OSError, ValueError) as problem:  # all errors of requests are one or the other
-                    self._fail(" ".join(str(problem).split())[:300], pause=PAUSE)
-                finally:
-                    with self._changed:
-                        self._open[delivery.kind] -= delivery.number
-                        (self.delivered if arrived else self.lost)[delivery.kind] += delivery.number
-                        self._changed.notify_all()
+        client: Client | None = None
+        while True:
+            delivery = self._queue.get()
+            arrived = False
+            try:
+                if time.monotonic() >= self._paused_until:
+                    client = client or Client(delivery.posts[0].url)
+                    for post in delivery.posts:
+                        send_patiently(client, post)
+                    arrived = True
+            except Refused as problem:
+                self._fail(str(problem))
+            except (NoAnswer, ValueError) as problem:
+                self._fail(" ".join(str(problem).split())[:300], pause=PAUSE)
+            finally:
+                with self._changed:
+                    self._open[delivery.kind] -= delivery.number
+                    (self.delivered if arrived else self.lost)[delivery.kind] += delivery.number
+                    self._changed.notify_all()
 
     def _fail(self, reason: str, pause: float = 0.0) -> None:
         with self._changed:
@@ -124,27 +121,24 @@ class Deliveries:
             self.log_message(masked(f"{self.host} does not take traces: {reason}; the run goes on without it"))
 
 
-def send_patiently(session: Any, post: Post) -> None:
-    """Send one request, and again where the server has not answered in time. OSError and Refused as `send_post`."""
-    import requests
-
+def send_patiently(client: Client, post: Post) -> None:
+    """Send one request, and again where the server has not answered in time. NoAnswer and Refused as `send_post`."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            send_post(session, post)
+            send_post(client, post)
             return
-        except requests.ReadTimeout:
+        except Late:
             if attempt == ATTEMPTS:
                 raise
 
 
-def send_post(session: Any, post: Post) -> None:
-    """Send one request: Refused for an answer with an error, OSError for none. This machine is reached without a proxy."""
-    session.trust_env = (urlsplit(post.url).hostname or "") not in LOOPBACK
+def send_post(client: Client, post: Post) -> None:
+    """Send one request: Refused for an answer with an error, NoAnswer for none."""
     body, headers = post.body, post.headers
     if headers["Content-Type"] == "application/x-protobuf":  # OpenTelemetry accepts compression, MLflow's JSON does not
         body, headers = gzip.compress(body, 1), {**headers, "Content-Encoding": "gzip"}
-    answer = session.post(post.url, data=body, headers=headers, timeout=PATIENCE, allow_redirects=False)
-    if answer.status_code in (400, 404, 405) and post.other is not None:
-        send_post(session, post.other)
-    elif not 200 <= answer.status_code < 300:
-        raise Refused(f"HTTP {answer.status_code} from {post.url}: {' '.join(answer.text[:200].split())}")
+    answer = client.asked("POST", post.url, content=body, headers=headers, seconds=PATIENCE, most=LARGEST)
+    if answer.status in (400, 404, 405) and post.other is not None:
+        send_post(client, post.other)
+    elif not 200 <= answer.status < 300:
+        raise Refused(f"HTTP {answer.status} from {post.url}: {' '.join(answer.text[:200].split())}")

@@ -22,6 +22,7 @@ from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
 from steps.registry import paired
+from steps.tracing import langfuse_pages
 
 NO_CALL = error("no tool was called; call one between <tool_call> and </tool_call>")
 BAD_CALL = error('a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>')
@@ -456,7 +457,7 @@ def langfuse(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-lf-2")
     monkeypatch.setattr(analytics_langfuse, "PAGE", 4)
-    monkeypatch.setattr(analytics_langfuse.time, "sleep", lambda _: None)
+    monkeypatch.setattr(langfuse_pages.time, "sleep", lambda _: None)
     yield stand_in
     stand_in.server.shutdown()
     stand_in.server.server_close()

@@ -12,12 +12,13 @@ import pytest
 import environments
 from steps.core.errors import UserError
 from steps.core.params import TaskCodeParams
-from steps.task_code import files_of, task_code
+from steps.task_code import EVERY_TASK, files_of, task_code
 from tests.conftest import copy_project, environment
 from tests.project.test_dvc import STAGES, closure, module
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "environments"
+EVERY = [name.removesuffix(".py") for name in EVERY_TASK]
 
 
 def names(*tasks: str, folder: Path = FOLDER) -> set[str]:
@@ -61,25 +62,24 @@ def test_a_module_elsewhere_has_what_every_task_has() -> None:
 )
 def test_an_import_is_found_however_it_is_written(tmp_path: Path, source: str) -> None:
     folder = tmp_path / "environments"
-    folder.mkdir()
+    (folder / "kit").mkdir(parents=True)
     files = {
-        "__init__": "",
-        "_two_sided": "",
+        **dict.fromkeys(EVERY, ""),
         "_helper": "from environments import _deeper",
         "_deeper": "",
         "other": "",
     }
     for name, text in (files | {"mine": source}).items():
         (folder / f"{name}.py").write_text(text)
-    assert names("mine", folder=folder) == {"__init__.py", "_two_sided.py", "mine.py", "_helper.py", "_deeper.py"}
+    assert names("mine", folder=folder) == {f"{name}.py" for name in (*EVERY, "mine", "_helper", "_deeper")}
 
 
 def test_a_task_may_be_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "environments"
     (folder / "mine").mkdir(parents=True)
+    (folder / "kit").mkdir()
     files = {
-        "__init__": "",
-        "_two_sided": "",
+        **dict.fromkeys(EVERY, ""),
         "base": "",
         "mine/__init__": "from ..base import Env",
         "mine/players": "",
@@ -90,7 +90,8 @@ def test_a_task_may_be_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
-    for name, text in {"__init__": "", "_two_sided": "", "mine": "x = 1\ndef f(:\n"}.items():
+    (tmp_path / "kit").mkdir()
+    for name, text in {**dict.fromkeys(EVERY, ""), "mine": "x = 1\ndef f(:\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(UserError, match=r"mine\.py, line 2: "):
         files_of(tmp_path, [f"{tmp_path.name}.mine"])
@@ -113,14 +114,14 @@ print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.partition(".")
 @pytest.mark.parametrize("task", environments.tasks())
 def test_what_loading_a_task_imports_is_among_its_files(task: str) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED, task], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {Path(file).name for file in json.loads(done.stdout)} <= names(task)
+    assert {Path(file).relative_to(FOLDER).as_posix() for file in json.loads(done.stdout)} <= names(task)
 
 
 def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "environments"
-    folder.mkdir()
+    (folder / "kit").mkdir(parents=True)
     for file in files_of(FOLDER, ["multiplication"]):
-        (folder / file.name).write_bytes(file.read_bytes())
+        (folder / file.relative_to(FOLDER)).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
 
     def listing() -> dict[str, str]:

@@ -19,9 +19,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import requests
 
 from environments.base import Scenario
+from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.core.masking import MASK, Masker
 from steps.core.params import Params, Policy
@@ -544,7 +544,7 @@ def test_langfuse_only_with_keys(keys: pytest.MonkeyPatch) -> None:
     assert langfuse.connect(print) is None
 
 
-NOBODY_WAITS = deliveries.PATIENCE[1]  # seconds: less than one answer of a host that hangs; it takes 0.01
+NOBODY_WAITS = deliveries.PATIENCE  # seconds: less than one answer of a host that hangs; it takes 0.01
 
 
 def eventful(address: str, keys: pytest.MonkeyPatch, rounds: int = 3) -> tuple[float, float, list[str]]:
@@ -767,28 +767,28 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
     assert ["does not take traces" in line for line in messages] == ([] if arrived else [True, False])
 
 
-class LateSession:
-    """Stands for a session of requests: the server answers only after so many requests."""
+class LateClient:
+    """Stands for a client: the server answers only after so many requests."""
 
     def __init__(self, late: int) -> None:
-        self.late, self.asked, self.trust_env = late, 0, True
+        self.late, self.count = late, 0
 
-    def post(self, *_: object, **__: object) -> SimpleNamespace:
-        self.asked += 1
-        if self.asked <= self.late:
-            raise requests.ReadTimeout("Read timed out.")
-        return SimpleNamespace(status_code=200)
+    def asked(self, *_: object, **__: object) -> Any:
+        self.count += 1
+        if self.count <= self.late:
+            raise http_client.Late("no answer within 5 s")
+        return http_client.Answer(200, {}, b"")
 
 
 def test_a_server_that_answers_late_is_asked_again() -> None:
     post = deliveries.Post("http://127.0.0.1/v1/traces", b"{}", {"Content-Type": "application/json"})
-    late = LateSession(deliveries.ATTEMPTS - 1)
+    late = LateClient(deliveries.ATTEMPTS - 1)
     deliveries.send_patiently(late, post)
-    assert late.asked == deliveries.ATTEMPTS
-    silent = LateSession(99)
-    with pytest.raises(requests.ReadTimeout):
+    assert late.count == deliveries.ATTEMPTS
+    silent = LateClient(99)
+    with pytest.raises(http_client.Late):
         deliveries.send_patiently(silent, post)
-    assert silent.asked == deliveries.ATTEMPTS
+    assert silent.count == deliveries.ATTEMPTS
 
 
 def test_one_iteration_is_waited_for_as_long_as_a_busy_machine_takes(
