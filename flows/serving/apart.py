@@ -51,7 +51,7 @@ class Apart:
     def __init__(self, module: str) -> None:
         self.module, self.lock = module, threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
-        self.rests_until = 0.0
+        self.rests_until, self.has_answered = 0.0, False
         self.sending: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of calls
         self.waiting: dict[int, Call] = {}
         self.size, self.number = 0, 0  # bytes that wait, and the latest call
@@ -134,7 +134,7 @@ class Apart:
         with process.stdout as lines:
             for line in lines:
                 answer = json.loads(line)
-                self.rests_until = 0.0
+                self.rests_until, self.has_answered = 0.0, True
                 self._end(answer["number"], answer)
         process.wait()
         with self.lock:

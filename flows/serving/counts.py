@@ -46,9 +46,12 @@ class Counts:
                 self.store.add(new)
                 new = Counter()
             for why, count in total.items():
-                if len(str(count)) > len(str(self.said.get(why, ""))):
-                    text = f"capture: {count} {'' if why == LATE else 'not stored: '}{why}"
-                    print(f"{text} (all counts: {self.store.folder / 'counts.json'})", file=sys.stderr, flush=True)
+                if is_due(count, self.said.get(why, 0)):
+                    print(
+                        f"{told(why, count)} (all counts: {self.store.folder / 'counts.json'})",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     self.said[why] = count
         except Exception:  # a full disk, a log that was closed: whatever it is, it is tried again
             with self.lock:
@@ -69,6 +72,16 @@ class Counts:
             if not is_written:
                 self.changed.set()
             self.is_over.wait(PAUSE if is_written else RETRY)
+
+
+def told(why: str, count: int) -> str:
+    """A count in words."""
+    return f"capture: {count} {'' if why == LATE else 'not stored: '}{why}"
+
+
+def is_due(count: int, said: int) -> bool:
+    """Whether a count is said again: at first, and then each tenfold."""
+    return len(str(count)) > (len(str(said)) if said else 0)
 
 
 def cause(sentence: str) -> str:

@@ -161,8 +161,8 @@ class Store:
         made: dict[str, str] = {}
         for path in self.segments():
             with path.open("rb") as file:
-                found = {match[1].decode(): match[2].decode() for line in file if (match := HEAD.match(line))}
-                made = found | made  # an id is of the first answer that had it
+                for match in filter(None, map(HEAD.match, file)):
+                    made.setdefault(match[1].decode(), match[2].decode())  # an id is of the first answer that had it
         return made
 
     def erase(self, keys: set[str]) -> int:
