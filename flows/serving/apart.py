@@ -187,8 +187,8 @@ def serve(answer: Callable[[dict[str, Any], list[bytes]], dict[str, Any]], toget
 
 def lost(problem: Exception) -> str:
     """Why something was not stored, in words that quote nothing of it."""
-    has_number = isinstance(problem, OSError) and problem.errno
-    return os.strerror(problem.errno) if has_number else type(problem).__name__
+    number = problem.errno if isinstance(problem, OSError) else None
+    return os.strerror(number) if number else type(problem).__name__
 
 
 def _answered(answer: Callable[[dict[str, Any], list[bytes]], dict[str, Any]], frame: Frame) -> Answer:
