@@ -81,8 +81,8 @@ class Capture:
             await self.app(scope, receive, send)
             await asyncio.to_thread(self.close)
         elif scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", COUNTS):
-            told = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
-            await JSONResponse(told)(scope, receive, send)
+            content = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
+            await JSONResponse(content)(scope, receive, send)
         elif scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
         elif scope["path"] == FEEDBACK:

@@ -48,7 +48,7 @@ class Counts:
             for why, count in total.items():
                 if is_due(count, self.said.get(why, 0)):
                     print(
-                        f"{told(why, count)} (all counts: {self.store.folder / 'counts.json'})",
+                        f"{sentence(why, count)} (all counts: {self.store.folder / 'counts.json'})",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -74,16 +74,16 @@ class Counts:
             self.is_over.wait(PAUSE if is_written else RETRY)
 
 
-def told(why: str, count: int) -> str:
+def sentence(why: str, count: int) -> str:
     """A count in words."""
     return f"capture: {count} {'' if why == LATE else 'not stored: '}{why}"
 
 
-def is_due(count: int, said: int) -> bool:
-    """Whether a count is said again: at first, and then each tenfold."""
-    return len(str(count)) > (len(str(said)) if said else 0)
+def is_due(count: int, latest: int) -> bool:
+    """Whether a count is said again after the `latest` that was: at first, and then each tenfold."""
+    return len(str(count)) > (len(str(latest)) if latest else 0)
 
 
-def cause(sentence: str) -> str:
+def cause(text: str) -> str:
     """The part of a sentence that quotes nothing of the conversation that it is about."""
-    return re.split(r"['\"(:]| with the fields", sentence)[0].strip()[:80]
+    return re.split(r"['\"(:]| with the fields", text)[0].strip()[:80]

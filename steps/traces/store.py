@@ -186,8 +186,8 @@ class Store:
     def add(self, counts: Mapping[str, int]) -> None:
         """Add to the counts in counts.json, such as of requests that were not stored."""
         with self._locked():
-            known = self.counts()
-            made = known | {what: known.get(what, 0) + count for what, count in counts.items()}
+            before = self.counts()
+            made = before | {what: before.get(what, 0) + count for what, count in counts.items()}
             write_text(self.folder / "counts.json", json.dumps(dict(sorted(made.items()))) + "\n", lasting=False)
 
     def counts(self) -> dict[str, int]:
