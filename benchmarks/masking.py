@@ -176,9 +176,9 @@ class _Server(NamedTuple):
     def counts(self) -> dict[str, int]:
         """What capture has counted, when nothing waits any more."""
         while True:
-            told = json.loads(asyncio.run(_asked(self.port, "GET /capture", b"")))
-            if not told["waiting_seconds"]:
-                return dict(told["not_stored"])
+            answer = json.loads(asyncio.run(_asked(self.port, "GET /capture", b"")))
+            if not answer["waiting_seconds"]:
+                return dict(answer["not_stored"])
             time.sleep(0.2)
 
 

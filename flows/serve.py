@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import environments
 from flows.deployment.services import Services, plain
 from flows.promotion import change
-from flows.serving import capture, guard, live, trial
+from flows.serving import capture, counts, guard, live, trial
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
@@ -245,28 +245,30 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
             say(
                 f"capture: {captured.rate:.0%} of consented conversations, for {captured.days:g} days, in {store.FOLDER}"
             )
-        said: dict[str, int] = {}
+        spoken: dict[str, int] = {}
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             follower.read_settings()
             follower.follow(server)
             if scores:
-                watch_capture(server, scores.store, said)
+                watch_capture(server, scores.store, spoken)
         raise UserError(f"vLLM ended: see {root / '.flywheel' / 'serve.log'}")
 
 
-def watch_capture(server: Server, kept: store.Store, said: dict[str, int]) -> None:
-    """Keep to the retention, and say what of it waits, and what is not stored: at first, and then each tenfold. `said`: what
-    was said before, which is added to."""
+def watch_capture(server: Server, kept: store.Store, spoken: dict[str, int]) -> None:
+    """Keep to the retention, and say what of it waits, and what is not stored: at first, and then each tenfold. `spoken`:
+    what was said before, which is added to."""
     try:
-        waiting = {sentence: 1} if (sentence := kept.expire()) else {}
+        sentence = kept.expire()
     except OSError as problem:
-        waiting = {f"{kept.folder} cannot be used ({problem.strerror}), and nothing is stored": 1}
-    lost = {f"not stored: {why}": count for why, count in server.missed().items() if not capture.is_usual(why)}
-    for what, count in (waiting | lost).items():
-        if len(str(count)) > len(str(said.get(what, ""))):
-            say(f"capture: {what}" if what in waiting else f"capture: {count} {what}")
-            said[what] = count
+        sentence = f"{kept.folder} cannot be used ({problem.strerror}), and nothing is stored"
+    if sentence and sentence not in spoken:
+        say(f"capture: {sentence}")
+        spoken[sentence] = 1
+    for why, count in server.missed().items():
+        if not capture.is_usual(why) and counts.is_due(count, spoken.get(why, 0)):
+            say(counts.sentence(why, count))
+            spoken[why] = count
 
 
 def main(words: list[str] | None = None) -> int:

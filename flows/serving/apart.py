@@ -51,7 +51,7 @@ class Apart:
     def __init__(self, module: str) -> None:
         self.module, self.lock = module, threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
-        self.rests_until = 0.0
+        self.rests_until, self.has_answered = 0.0, False
         self.sending: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of calls
         self.waiting: dict[int, Call] = {}
         self.size, self.number = 0, 0  # bytes that wait, and the latest call
@@ -134,7 +134,7 @@ class Apart:
         with process.stdout as lines:
             for line in lines:
                 answer = json.loads(line)
-                self.rests_until = 0.0
+                self.rests_until, self.has_answered = 0.0, True
                 self._end(answer["number"], answer)
         process.wait()
         with self.lock:
@@ -187,8 +187,8 @@ def serve(answer: Callable[[dict[str, Any], list[bytes]], dict[str, Any]], toget
 
 def lost(problem: Exception) -> str:
     """Why something was not stored, in words that quote nothing of it."""
-    has_number = isinstance(problem, OSError) and problem.errno
-    return os.strerror(problem.errno) if has_number else type(problem).__name__
+    number = problem.errno if isinstance(problem, OSError) else None
+    return os.strerror(number) if number else type(problem).__name__
 
 
 def _answered(answer: Callable[[dict[str, Any], list[bytes]], dict[str, Any]], frame: Frame) -> Answer:

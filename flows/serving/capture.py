@@ -58,6 +58,7 @@ FEEDBACK, COUNTS = "/feedback", "/capture"
 OTHERS = ("/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/invocations")
 ANSWERED = "flywheel.answered"  # in a request's scope: where flows/serving/trial.py says which version answers
 PATIENCE, FEEDBACK_PATIENCE = 0.5, 20.0  # seconds for which an answer waits for its record, and feedback for its own
+START = 10.0  # the same for the first answers of all, while the process beside the server starts
 LONGEST = {
     "response_id": 200,
     "label": 200,
@@ -81,8 +82,8 @@ class Capture:
             await self.app(scope, receive, send)
             await asyncio.to_thread(self.close)
         elif scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", COUNTS):
-            told = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
-            await JSONResponse(told)(scope, receive, send)
+            content = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
+            await JSONResponse(content)(scope, receive, send)
         elif scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
         elif scope["path"] == FEEDBACK:
@@ -143,11 +144,11 @@ class Capture:
     async def pass_on(self, key: str, version: str | None, body: bytes, answer: bytes) -> None:
         """Have a request stored with its answer, beside the server: it is on the disk when this ends, or that takes too
         long, or it is lost, which is counted."""
-        behind = self.apart.behind()
+        behind, patience = self.apart.behind(), PATIENCE if self.apart.has_answered else START
         future = self.apart.call({"kind": "call", "key": key, "version": version}, body, answer)
         future.add_done_callback(lambda done: self.noted(done.result()))
-        if behind < PATIENCE:
-            await asyncio.wait([asyncio.wrap_future(future)], timeout=PATIENCE)
+        if behind < patience:
+            await asyncio.wait([asyncio.wrap_future(future)], timeout=patience)
         if not future.done():
             self.counts.add(LATE)
 

@@ -46,9 +46,12 @@ class Counts:
                 self.store.add(new)
                 new = Counter()
             for why, count in total.items():
-                if len(str(count)) > len(str(self.said.get(why, ""))):
-                    text = f"capture: {count} {'' if why == LATE else 'not stored: '}{why}"
-                    print(f"{text} (all counts: {self.store.folder / 'counts.json'})", file=sys.stderr, flush=True)
+                if is_due(count, self.said.get(why, 0)):
+                    print(
+                        f"{sentence(why, count)} (all counts: {self.store.folder / 'counts.json'})",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     self.said[why] = count
         except Exception:  # a full disk, a log that was closed: whatever it is, it is tried again
             with self.lock:
@@ -71,6 +74,16 @@ class Counts:
             self.is_over.wait(PAUSE if is_written else RETRY)
 
 
-def cause(sentence: str) -> str:
+def sentence(why: str, count: int) -> str:
+    """A count in words."""
+    return f"capture: {count} {'' if why == LATE else 'not stored: '}{why}"
+
+
+def is_due(count: int, latest: int) -> bool:
+    """Whether a count is said again after the `latest` that was: at first, and then each tenfold."""
+    return len(str(count)) > (len(str(latest)) if latest else 0)
+
+
+def cause(text: str) -> str:
     """The part of a sentence that quotes nothing of the conversation that it is about."""
-    return re.split(r"['\"(:]| with the fields", sentence)[0].strip()[:80]
+    return re.split(r"['\"(:]| with the fields", text)[0].strip()[:80]

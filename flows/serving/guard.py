@@ -92,7 +92,7 @@ class Guard:
     def passed(self, scope: Scope) -> Scope:
         """The request as the application gets it: with an id of ours; one with the key for consent has the other key, and
         the header, unless it says something else."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             return scope
         headers = Headers(scope=scope)
         has_consent = self.consent_key and same(

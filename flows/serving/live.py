@@ -38,8 +38,8 @@ class Scores:
             self.ends[line.segment] = line.end
             record = line.record or {}
             if record.get("kind") == "call" and record.get("version"):
-                told = record["key"], record["version"], record["time"]
-                self.answers.setdefault(record["response"], told)  # an id is of the first answer that had it
+                place = record["key"], record["version"], record["time"]
+                self.answers.setdefault(record["response"], place)  # an id is of the first answer that had it
             elif record.get("kind") == "feedback":
                 score = record.get("score")
                 score = 0.0 if score is None and record.get("correction") else score

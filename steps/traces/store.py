@@ -168,8 +168,8 @@ class Store:
         made: dict[str, str] = {}
         for path in self.segments():
             with path.open("rb") as file:
-                found = {match[1].decode(): match[2].decode() for line in file if (match := HEAD.match(line))}
-                made = found | made  # an id is of the first answer that had it
+                for match in filter(None, map(HEAD.match, file)):
+                    made.setdefault(match[1].decode(), match[2].decode())  # an id is of the first answer that had it
         return made
 
     def erase(self, keys: set[str], conversations: Iterable[Sequence[Message]] = ()) -> int:
@@ -204,8 +204,8 @@ class Store:
     def add(self, counts: Mapping[str, int]) -> None:
         """Add to the counts in counts.json, such as of requests that were not stored."""
         with self._locked():
-            known = self.counts()
-            made = known | {what: known.get(what, 0) + count for what, count in counts.items()}
+            before = self.counts()
+            made = before | {what: before.get(what, 0) + count for what, count in counts.items()}
             write_text(self.folder / "counts.json", json.dumps(dict(sorted(made.items()))) + "\n", lasting=False)
 
     def counts(self) -> dict[str, int]:

@@ -366,7 +366,9 @@ def test_splits_share_no_board_to_begin_with_and_have_many_kinds_of_them() -> No
         assert len(groups) >= 60
         assert sum(groups.values()) ** 2 / sum(size**2 for size in groups.values()) > 40, "as many of one size"
     assert not seen["train"] & seen["val"] | seen["train"] & seen["test"] | seen["val"] & seen["test"]
-    every = [board for split in SPLITS for side in "XO" for boards in openings(split, side).values() for board in boards]
+    every = [
+        board for split in SPLITS for side in "XO" for boards in openings(split, side).values() for board in boards
+    ]
     assert len(every) == len(set(every)) == 1090
 
 

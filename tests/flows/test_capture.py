@@ -85,6 +85,7 @@ async def other(request: Request) -> Response:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers wait until the process beside the server has started, also on a busy machine."""
     monkeypatch.setattr(capture, "PATIENCE", 60.0)
+    monkeypatch.setattr(capture, "START", 60.0)
 
 
 @pytest.fixture

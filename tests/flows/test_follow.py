@@ -16,7 +16,7 @@ import pytest
 
 from flows import serve
 from flows.serve import SERVED, STATE, Follower
-from flows.serving import guard
+from flows.serving import guard, trial
 from flows.serving.server import Server, checked_host, served_key
 from steps.core import params
 from steps.core.errors import UserError
@@ -25,6 +25,7 @@ from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
 from steps.registry.model import RegisteredModel, fetched, tagged_adapter
+from steps.traces.store import Store
 from tests.support.openai_server import send
 
 BAD_TAGS = [
@@ -332,3 +333,37 @@ def test_while_the_champion_is_swapped_nobody_says_which_version_answers(
     follower.follow(vllm.server)
     assert json.loads(STATE.read_text())["champion"] == "2"
     assert states == [None, None]
+
+
+def test_a_full_disk_delays_what_the_file_says_and_no_more(
+    registry: Registry, follower: Follower, vllm: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / ".flywheel").mkdir(exist_ok=True)
+    follower.write("1")
+    registry.champion = "2"
+    write = trial.Served.write
+    monkeypatch.setattr(trial.Served, "write", lambda self, path: full() if self.champion == "2" else write(self, path))
+    follower.follow(vllm.server)
+    assert json.loads((tmp_path / serve.STATE).read_text())["champion"] is None, "it was swapped"
+    monkeypatch.setattr(trial.Served, "write", write)
+    follower.follow(vllm.server)
+    assert json.loads((tmp_path / serve.STATE).read_text())["champion"] == "2"
+
+
+def test_what_is_not_captured_is_said_at_first_and_then_each_tenfold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts, said, kept = {"no consent": 7}, dict[str, int](), Store(tmp_path / "store")
+    monkeypatch.setattr(Server, "missed", lambda _: counts)
+    server = Server("127.0.0.1", 8000, "toy", "a-key")
+    for lost in (1, 2, 9, 10, 11, 123):
+        counts["No space left on device"] = lost
+        serve.watch_capture(server, kept, said)
+    shown = [line.partition("capture: ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [f"{count} not stored: No space left on device" for count in (1, 10, 123)]
+    (tmp_path / "gone").write_text("a file")
+    serve.watch_capture(server, Store(tmp_path / "gone"), said)
+    assert "gone cannot be used (File exists), and nothing is stored" in capsys.readouterr().out

@@ -260,7 +260,10 @@ def test_requests_on_every_path_name_no_tokens_and_what_is_lost_is_refused() -> 
     assert refused.json()["error"]["message"].startswith("its chat template leaves out an assistant's words beside its")
     deep = '{"messages": [{"role": "user", "content": ' + "[" * 700 + "]" * 700 + "}]}"
     refused = client.post("/v1/chat/completions", content=deep)
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "the request is nested too deeply")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        400,
+        "the body is nested too deeply: more than 100 lists and objects within each other",
+    )
 
 
 def test_the_middleware_is_set_up_by_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:

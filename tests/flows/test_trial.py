@@ -41,6 +41,13 @@ class FakeVllm:
         await send({"type": "http.response.body", "body": body})
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait for their records, also on a busy machine."""
+    monkeypatch.setattr(capture, "PATIENCE", 60.0)
+    monkeypatch.setattr(capture, "START", 60.0)
+
+
 class Place:
     """The middleware over a fake vLLM, with capture in front."""
 
@@ -107,6 +114,22 @@ def test_round_a_swap_no_version_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert place.versions() == [None, None, "4"]
 
 
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", '{"name": "toy", "more": 1}'])
+def test_a_state_that_cannot_be_read_fails_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    place = Place(tmp_path, monkeypatch, Served("toy", "3", "4", "toy-v4", 0.5))
+    before = [place.ask(f"chat {number}") for number in range(8)]
+    place.path.unlink()
+    if content is not None:
+        place.path.write_text(content)
+    after = [place.ask(f"chat {number}") for number in range(8)]
+    assert after == [None if version == "3" else "4" for version in before], "nobody can tell the champion"
+    assert place.vllm.models[8:] == place.vllm.models[:8], "each conversation stays where it was"
+    Served("toy", "3", "4", "toy-v4", 0.5).write(place.path)
+    assert [place.ask(f"chat {number}") for number in range(8)] == before
+
+
 class People:
     """What people said, in a store."""
 
@@ -156,6 +179,16 @@ SETTINGS = Serve(canary=0.5, min_feedback=10, max_drop=0.05, rollback=0.1)
 
 def decide(registry: FakeRegistry, people: People, days: float = 1.0) -> str:
     return live.decide_canary(registry.model, people.scores, SETTINGS, START + timedelta(days=days))
+
+
+def test_a_later_answer_with_the_same_id_takes_no_feedback(people: People) -> None:
+    people.say("2", 1.0)
+    names = {"response": f"{1:016x}", "key": "capture:" + "f" * 16}
+    people.store.append({"kind": "call", **names, "version": "1", "time": "2026-11-02T00:00:00.000000Z"})
+    for scores in (people.scores, live.Scores(people.store)):
+        scores.update()
+        assert (scores.of("2"), scores.of("1")) == ([1.0], [])
+    assert people.store.keys()[names["response"]] == f"capture:{1:016x}"
 
 
 def test_a_canary_that_people_like_is_promoted(people: People) -> None:
