@@ -28,7 +28,7 @@ from tests.support.fake_registry import FakeRegistry, Killed
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-class Scores:
+class Scores(live.Scores):
     """What people say: all of them are content with version 2, or none."""
 
     def __init__(self, score: float) -> None:
