@@ -222,6 +222,9 @@ class Content(live.Scores):
         return [float(version == "2")] * 400
 
 
+CONTENT: Any = Content()
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -235,7 +238,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_trial_needs_the_gate(here: Path, tags: dict[str, str]) -> None:
     registry = FakeRegistry(champion="1", canary="2")
     registry.versions["2"].tags |= tags
-    assert live.decide_canary(registry.model, Content(), Serve(canary=0.5, min_feedback=10)) == ""
+    assert live.decide_canary(registry.model, CONTENT, Serve(canary=0.5, min_feedback=10)) == ""
     assert registry.made == 0
 
 
@@ -243,14 +246,14 @@ def test_another_adapter_under_the_number_that_the_gate_let_through_is_not_on_tr
     registry = FakeRegistry(champion="1")
     change.decide(registry.model, "canary", "2", "better", live.trial_writes("2"))
     registry.versions["2"].tags["adapter_hash"] = "0123456789abcdef"
-    assert live.decide_canary(registry.model, Content(), Serve(canary=0.5, min_feedback=10)) == ""
+    assert live.decide_canary(registry.model, CONTENT, Serve(canary=0.5, min_feedback=10)) == ""
     assert registry.aliases == {"champion": "1", "canary": "2"}
 
 
 def test_the_gates_word_on_another_model_counts_for_nothing(here: Path) -> None:
     registry = FakeRegistry(champion="1")
     change.decide(registry.model._replace(name="other"), "canary", "2", "better", live.trial_writes("2"))
-    assert live.decide_canary(registry.model, Content(), Serve(canary=0.5, min_feedback=10)) == ""
+    assert live.decide_canary(registry.model, CONTENT, Serve(canary=0.5, min_feedback=10)) == ""
 
 
 def test_a_withdrawn_version_does_not_come_back_by_its_alias(here: Path) -> None:
@@ -258,7 +261,7 @@ def test_a_withdrawn_version_does_not_come_back_by_its_alias(here: Path) -> None
     change.decide(registry.model, "canary", "2", "better", live.trial_writes("2"))
     live.withdraw(registry.model, "2", "nobody liked it")
     registry.aliases["canary"] = "2"
-    assert live.decide_canary(registry.model, Content(), Serve(canary=0.5, min_feedback=10)) == ""
+    assert live.decide_canary(registry.model, CONTENT, Serve(canary=0.5, min_feedback=10)) == ""
 
 
 # --- Servers of models: whoever has the key
