@@ -72,4 +72,4 @@ def test_a_full_disk_leaves_no_torn_file(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         with pytest.raises(OSError, match="No space left"):
             write()
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"ui.env": before}
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"ui.env": before, "a.key.lock": ""}

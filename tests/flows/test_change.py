@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from flows import rollback
 from flows.promotion import change
@@ -215,6 +216,9 @@ def test_two_who_decide_at_once_do_not_interleave(
         thread.join()
     decided = rows()
     assert len(decided) == 6
+    with Ledger() as ledger, ledger.reading() as link:
+        events = list(link.scalars(sa.select(decisions.DECISIONS.c.event).order_by(decisions.DECISIONS.c.id)))
+    assert events == ["intent", "promotion"] * 6
     assert all("has become version" in text for text in told)
     champions = ["1", *(version for _, version, _ in decided)]
     assert [champion for _, _, champion in decided] == champions[:-1], "each decision replaced the one before it"
