@@ -261,3 +261,12 @@ def test_a_trials_end_waits_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> N
         decide_trial(1.0)(registry)
     assert registry.aliases == {"champion": "1", "canary": "2"}
     assert registry.versions["2"].tags[live.LOOKS] == "0", "nor is it a look"
+
+
+@pytest.mark.long
+def test_real_processes_killed_at_random_moments() -> None:
+    from tests.support import decision_kills
+
+    result = decision_kills.run(12, seed=3)
+    assert result["wrong"] == []
+    assert sum(result["kills"].values()) == 12
