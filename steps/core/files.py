@@ -88,6 +88,6 @@ def exchange(first: Path, second: Path) -> bool:
 def alone(path: Path) -> Iterator[None]:
     """Inside, no other process or thread holds the same lock, which is the kernel's on this file and ends with its holder.
     What is read, changed and written again belongs inside, all three."""
-    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(path, "ab", opener=owners) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.files import write_text
 from steps.core.progress import say
 from steps.policy.machine import cores
 
@@ -268,8 +269,7 @@ def make_token() -> None:
     """A token for those who connect, where the user has none."""
     if not has_token():
         TOKEN.parent.mkdir(mode=0o700, exist_ok=True)
-        TOKEN.touch(mode=0o600)
-        TOKEN.write_text(secrets.token_hex(32))
+        write_text(TOKEN, secrets.token_hex(32), private=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ a day (WATCH), which `expire` says in a sentence.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 from environments.base import Message
 from steps.core.errors import UserError
-from steps.core.files import owners, private_folder, write_text
+from steps.core.files import alone, owners, private_folder, write_text
 from steps.traces.tombstones import Forgotten, Tombstones
 
 FOLDER = Path(".flywheel/capture")
@@ -218,8 +217,7 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(private_folder(self.folder) / "lock", "ab", opener=owners) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone(private_folder(self.folder) / "lock"):
             yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path, user: str) -> No
     assert len(made) == len(user) + 32
     assert path.stat().st_mode & 0o777 == 0o600
     assert keys.key(path, user) == made
-    assert [file.name for file in path.parent.iterdir()] == ["a.key"]
+    assert {file.name for file in path.parent.iterdir()} == {"a.key", "a.key.lock"}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,13 @@ def test_an_empty_key_is_made_anew(tmp_path: Path, user: str, torn: str) -> None
 def test_a_key_of_the_users_own_stays(tmp_path: Path) -> None:
     (tmp_path / "a.key").write_text("me:secret\n")
     assert keys.key(tmp_path / "a.key") == "me:secret"
+
+
+def test_two_that_start_at_once_have_the_same_key(tmp_path: Path) -> None:
+    for number in range(20):
+        path = tmp_path / f"{number}.key"
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(keys.key, [path] * 4))) == 1
 
 
 @pytest.mark.parametrize("content", [b"\0" * 32, b"two words", b"one\ntwo", "schlüssel".encode(), b"\xff\xfe"])
@@ -64,4 +72,4 @@ def test_a_full_disk_leaves_no_torn_file(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         with pytest.raises(OSError, match="No space left"):
             write()
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"ui.env": before}
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"ui.env": before, "a.key.lock": ""}

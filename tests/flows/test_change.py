@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from flows import rollback
 from flows.promotion import change
@@ -28,7 +29,7 @@ from tests.support.fake_registry import FakeRegistry, Killed
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-class Scores:
+class Scores(live.Scores):
     """What people say: all of them are content with version 2, or none."""
 
     def __init__(self, score: float) -> None:
@@ -215,6 +216,9 @@ def test_two_who_decide_at_once_do_not_interleave(
         thread.join()
     decided = rows()
     assert len(decided) == 6
+    with Ledger() as ledger, ledger.reading() as link:
+        events = list(link.scalars(sa.select(decisions.DECISIONS.c.event).order_by(decisions.DECISIONS.c.id)))
+    assert events == ["intent", "promotion"] * 6
     assert all("has become version" in text for text in told)
     champions = ["1", *(version for _, version, _ in decided)]
     assert [champion for _, _, champion in decided] == champions[:-1], "each decision replaced the one before it"
@@ -257,3 +261,12 @@ def test_a_trials_end_waits_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> N
         decide_trial(1.0)(registry)
     assert registry.aliases == {"champion": "1", "canary": "2"}
     assert registry.versions["2"].tags[live.LOOKS] == "0", "nor is it a look"
+
+
+@pytest.mark.long
+def test_real_processes_killed_at_random_moments() -> None:
+    from tests.support import decision_kills
+
+    result = decision_kills.run(12, seed=3)
+    assert result["wrong"] == []
+    assert sum(result["kills"].values()) == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ class Place:
         return version.decode() if version else None
 
     def versions(self) -> list[Any]:
+        """Of what was stored, which on a busy machine comes later than the answer."""
+        until = time.monotonic() + 60
+        while len(list(self.store.lines())) < len(self.vllm.models) and time.monotonic() < until:
+            time.sleep(0.05)
         return [line.record["version"] for line in self.store.lines() if line.record]
 
 

@@ -67,7 +67,7 @@ def _inside(theirs: Connection, work: Callable[..., Any], arguments: tuple[Any, 
     from flows.promotion import evaluations, judging
     from tests.flows import test_promote
 
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     patch = pytest.MonkeyPatch()
     fake = test_promote.FakeEvaluate()
     fake.wins = json.loads(Path("wins.json").read_text()) if Path("wins.json").exists() else fake.wins
