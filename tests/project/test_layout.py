@@ -145,7 +145,18 @@ def test_steps_shows_its_stages_and_flows_its_flows() -> None:
 def test_tests_mirror_the_rooms() -> None:
     rooms = {path.parent.name for path in (ROOT / "steps").glob("*/__init__.py")}
     tested = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.glob("test_*.py"))}
-    others = {"stages", "flows", "viewer", "environments", "browser", "project", "faults", "security", "fuzz"}
+    others = {
+        "stages",
+        "flows",
+        "viewer",
+        "environments",
+        "browser",
+        "project",
+        "faults",
+        "security",
+        "fuzz",
+        "attacks",
+    }
     assert rooms | others == tested | {"browser"}
 
 
