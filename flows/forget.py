@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.repro import folder_lock
-from flows.repro.forgetting import INTENT, erase, finish, intend, said_in
+from flows.repro.forgetting import INTENT, conversations_of, erase, finish, intend
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
@@ -39,10 +39,10 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
         finish(root, settings, ledger)
         add_ingested(root, ledger)  # so that the versions that lie here are listed, too
         was_forgotten = any(tombstones.of(root).holds(key) for key in keys)
-        said = said_in(root, keys, capture)
+        conversations = conversations_of(root, keys, capture)
         intend(root, keys, capture)
-        lines = erase(root, keys, capture, said, settings, ledger)
-        made = [*made_of(root, keys, ledger), *remains.listed(root, keys, said, data_sets(keys, ledger))]
+        lines = erase(root, keys, capture, conversations, settings, ledger)
+        made = [*made_of(root, keys, ledger), *remains.listed(root, keys, conversations, data_sets(keys, ledger))]
         (root / INTENT).unlink()
     if lines or made:
         return [*lines, *made]

@@ -23,12 +23,12 @@ from steps.traces.sources import load_task
 INTENT = tombstones.FOLDER / "intended"  # keys that are being deleted, and the store
 
 
-def said_in(root: Path, keys: set[str], capture: Path) -> list[Sequence[Message]]:
+def conversations_of(root: Path, keys: set[str], capture: Path) -> list[Sequence[Message]]:
     """What was said in these conversations, wherever they are."""
-    said: list[Sequence[Message]] = [*store.Store(capture).said(keys)] if capture.is_dir() else []
+    conversations: list[Sequence[Message]] = [*store.Store(capture).messages_of(keys)] if capture.is_dir() else []
     for folder in folders(root):
-        said += [each.messages for each in files.read_conversations(folder) if each.key in keys]
-    return said
+        conversations += [each.messages for each in files.read_conversations(folder) if each.key in keys]
+    return conversations
 
 
 def intend(root: Path, keys: set[str], capture: Path) -> None:
@@ -47,7 +47,7 @@ def finish(root: Path, settings: params.Params, ledger: Ledger) -> None:
     intent = json.loads((root / INTENT).read_text(encoding="utf-8"))
     keys, capture = set(intent["keys"]), Path(intent["capture"])
     say("finishing a deletion that was cut off")
-    erase(root, keys, capture, said_in(root, keys, capture), settings, ledger)
+    erase(root, keys, capture, conversations_of(root, keys, capture), settings, ledger)
     (root / INTENT).unlink()
 
 
@@ -55,21 +55,21 @@ def erase(
     root: Path,
     keys: set[str],
     capture: Path,
-    said: Sequence[Sequence[Message]],
+    conversations: Sequence[Sequence[Message]],
     settings: params.Params,
     ledger: Ledger,
 ) -> list[str]:
     """Delete the conversations with these keys, and those in which the same was said; a line for each place."""
-    tombstones.of(root).add(keys, said)
+    tombstones.of(root).add(keys, conversations)
     (root / unchanged.KEPT).unlink(missing_ok=True)  # what the last ingestion said, which may name them
-    records = store.Store(capture).erase(keys, said) if capture.is_dir() else 0
+    records = store.Store(capture).erase(keys, conversations) if capture.is_dir() else 0
     lines = [f"{capture}: {records} records deleted"] if records else []
     for folder in folders(root):
         task = load_task(root, settings.model_copy(update={"task": folder.name}))
-        counts = forget(keys, folder, task, said)
+        counts = forget(keys, folder, task, conversations)
         lines += [f"{folder.relative_to(root)}/{name}.jsonl: {count} rows deleted" for name, count in counts.items()]
         versioned(root, folder)
-    if answers := ledger.forget_texts(remains.texts(said)):
+    if answers := ledger.forget_texts(remains.texts(conversations)):
         lines.append(f"the ledger: {answers} answers of models to what was said in it deleted")
     add_ingested(root, ledger)
     return lines
