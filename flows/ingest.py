@@ -48,7 +48,7 @@ def run_alone(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
-    from flows.forget import finish
+    from flows.repro.forgetting import finish
     from flows.repro.versioned import versioned
     from steps.core import params
     from steps.lineage.index import add_ingested

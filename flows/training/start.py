@@ -99,10 +99,10 @@ def refuse_forgotten(root: Path, folder: Path) -> None:
     marks = tombstones.of(root)
     for path in sorted(folder.glob("*.jsonl")):
         for line in json_lines(path):
-            found = re.search(r'"source": "([a-z]+:[0-9a-f]{16})"', line)
-            if found and marks.holds(found[1]):
+            source = re.search(r'"source": "([a-z]+:[0-9a-f]{16})"', line)
+            if source and marks.holds(source[1]):
                 raise UserError(
-                    f"{path.name}: {found[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
+                    f"{path.name}: {source[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
                     "which leaves it out (`.venv/bin/python -m flows.ingest`), and give no copy of an old version"
                 )
 

@@ -15,6 +15,7 @@ ingestion would make a finished run stale. DVC keeps its versions (`dvc add`, wh
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -24,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from steps.core.errors import UserError
-from steps.core.files import private_folder, write_text
+from steps.core.files import exchange, flush, private_folder, write_text
 from steps.data.ingested import read_rows
-from steps.runner.outputs import Outputs, remove_or_restore
 from steps.traces.records import Conversation, Unreadable
 
 if TYPE_CHECKING:
@@ -90,13 +90,30 @@ def write(
     }
     texts["state.json"] = json.dumps(state, indent=1, sort_keys=True) + "\n"
     private_folder(folder.parent)
-    with Outputs({"ingested": folder}, []) as outputs:
-        new = private_folder(outputs.temporary["ingested"])
+    new, aside = (folder.with_name(f".{kind}-{os.getpid()}.{folder.name}") for kind in ("tmp", "old"))
+    try:
+        private_folder(new)
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name not in texts and not TEMPORARY.fullmatch(path.name):
                 (shutil.copytree if path.is_dir() else shutil.copy2)(path, new / path.name)
         for name, text in texts.items():
-            write_text(new / name, text, lasting=False, private=True)  # `Outputs` waits for the disk
+            write_text(new / name, text, lasting=False, private=True)
+        flush(new)
+        if not folder.exists():
+            new.rename(folder)
+        elif not exchange(new, folder):
+            folder.rename(aside)  # a kill between here and the next line is mended by `tidy`
+            new.rename(folder)
+    finally:
+        _put_back(aside, folder)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _put_back(aside: Path, folder: Path) -> None:
+    """Remove an old folder, unless nothing has taken its place."""
+    if aside.exists() and not folder.exists():
+        aside.rename(folder)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def tidy(folder: Path) -> None:
@@ -105,8 +122,8 @@ def tidy(folder: Path) -> None:
     private_folder(folder.parent)
     beside = re.compile(rf"\.(tmp|old)-\d+\.{re.escape(folder.name)}")
     for path in folder.parent.iterdir():
-        if beside.fullmatch(path.name):
-            remove_or_restore(path, folder)
+        if match := beside.fullmatch(path.name):
+            _put_back(path, folder) if match[1] == "old" else shutil.rmtree(path)
     for path in folder.iterdir() if folder.is_dir() else ():
         if TEMPORARY.fullmatch(path.name):
             path.unlink()

@@ -36,11 +36,11 @@ ADVICE = (  # by how a path begins
 
 
 def listed(
-    root: Path, keys: Iterable[str], said: Iterable[Sequence[Message]], known: Collection[str] = ()
+    root: Path, keys: Iterable[str], conversations: Iterable[Sequence[Message]], others: Collection[str] = ()
 ) -> list[str]:
-    """A line for each file and version that holds these conversations, and for what could not be searched. `known`: versions
-    that are said already."""
-    needles, words = [key.encode() for key in keys], [text.encode() for text in texts(said)]
+    """A line for each file and version that holds these conversations, and for what could not be searched. `others` are
+    versions that need no line."""
+    needles, words = [key.encode() for key in keys], [text.encode() for text in texts(conversations)]
     lines, versions = [], []
     for path in _files(root):
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def listed(
                     (advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it"
                 )
                 lines.append(f"{name} holds it: {advice}")
-    if more := [version for version in versions if version not in known]:
+    if more := [version for version in versions if version not in others]:
         command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(more)}"
         lines.append(f"DVC's cache holds it in {len(more)} more files: `{command}` removes those that nothing needs")
     lines += _remote(root, versions) if versions else []
@@ -64,18 +64,18 @@ def listed(
     return lines
 
 
-def texts(said: Iterable[Sequence[Message]]) -> list[str]:
+def texts(conversations: Iterable[Sequence[Message]]) -> list[str]:
     """What to look for of what users said, as it is written in files: a part that needs no escape, or all forms."""
-    found = set[str]()
-    for messages in said:
+    forms_of = set[str]()
+    for messages in conversations:
         for message in messages:
             text = message.get("content")
             if message["role"] == "user" and isinstance(text, str):
                 part = max(PLAIN.findall(text), key=len, default="").strip()[:200]
                 line = max(text.split("\n"), key=len).strip()[:200]
                 forms = [part] if len(part) >= LEAST else [line, json.dumps(line)[1:-1]] if len(line) >= LEAST else []
-                found.update(forms)
-    return sorted(found)
+                forms_of.update(forms)
+    return sorted(forms_of)
 
 
 def _files(root: Path) -> Iterator[Path]:

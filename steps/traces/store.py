@@ -176,7 +176,7 @@ class Store:
         of them is taken any more. `conversations`: what was said in them elsewhere."""
         count, responses = 0, set[str]()  # of erased answers, feedback on which goes with them
         with self._locked():
-            self.tombstones.add(keys, [*conversations, *self.said(keys)])
+            self.tombstones.add(keys, [*conversations, *self.messages_of(keys)])
             for path in self.segments():
                 with path.open("r+b") as file:
                     end = 0
@@ -192,13 +192,13 @@ class Store:
                     os.fsync(file.fileno())
         return count
 
-    def said(self, keys: set[str]) -> list[list[Message]]:
+    def messages_of(self, keys: set[str]) -> list[list[Message]]:
         """What the records of these conversations hold of what was said."""
-        found = (line.record for line in self.lines() if line.record and line.record.get("key") in keys)
-        return [messages for record in found if (messages := _said(record))]
+        records = (line.record for line in self.lines() if line.record and line.record.get("key") in keys)
+        return [messages for record in records if (messages := _messages(record))]
 
     def _is_forgotten(self, record: Mapping[str, Any]) -> bool:
-        return self.tombstones.holds(str(record.get("key") or ""), _said(record))
+        return self.tombstones.holds(str(record.get("key") or ""), _messages(record))
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add to the counts in counts.json, such as of requests that were not stored."""
@@ -230,7 +230,7 @@ def opened(folder: Path) -> Store:
     return Store(folder)
 
 
-def _said(record: Mapping[str, Any]) -> list[Message]:
+def _messages(record: Mapping[str, Any]) -> list[Message]:
     """The messages of a record; none of feedback, and of a record of another form."""
     messages = [*(record.get("messages") or ()), record.get("answer")]
     return messages if all(isinstance(each, Mapping) and "role" in each for each in messages) else []

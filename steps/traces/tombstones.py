@@ -37,7 +37,7 @@ class Damaged(UserError, ValueError):
     """Tombstones that cannot be read: nothing is taken in until they can."""
 
 
-class Said(NamedTuple):
+class Hashes(NamedTuple):
     """What was said up to each answer, as hashes; whether the last answer is the end; and the user's words."""
 
     answers: list[str]
@@ -62,10 +62,10 @@ class Tombstones:
             self.key = (self.folder / "key").read_bytes().strip()
         marks = {self._mark("key", key) for key in keys} | {self._mark("", "")}  # the last one shows that the key fits
         for messages in conversations:
-            for kind, said in _said(messages):
-                *ways, end = said.answers or [""]
+            for kind, hashes in _hashes(messages):
+                *ways, end = hashes.answers or [""]
                 marks |= {self._mark(f"{kind} way", way) for way in ways if way}
-                marks |= {self._mark(f"{kind} {'end' if said.words > FEW else 'way'}", end)} if end else set()
+                marks |= {self._mark(f"{kind} {'end' if hashes.words > FEW else 'way'}", end)} if end else set()
         write_text(self.path, "".join(f"{mark}\n" for mark in sorted(self.marks | marks)), private=True)
         self._refresh()
 
@@ -76,10 +76,10 @@ class Tombstones:
             return False
         if self._mark("key", key) in self.marks:
             return True
-        for kind, said in _said(messages):
-            if any(self._mark(f"{kind} end", answer) in self.marks for answer in said.answers):
+        for kind, hashes in _hashes(messages):
+            if any(self._mark(f"{kind} end", answer) in self.marks for answer in hashes.answers):
                 return True
-            if said.is_whole and self._mark(f"{kind} way", said.answers[-1]) in self.marks:
+            if hashes.is_whole and self._mark(f"{kind} way", hashes.answers[-1]) in self.marks:
                 return True
         return False
 
@@ -114,13 +114,14 @@ def of(root: Path) -> Tombstones:
     return Tombstones(root / FOLDER)
 
 
-def _said(messages: Sequence[Message]) -> Iterator[tuple[str, Said]]:
+def _hashes(messages: Sequence[Message]) -> Iterator[tuple[str, Hashes]]:
     """What was said, told twice: by the words alone, of which a trace without its calls has the same, and with the calls."""
-    told = [(message, plain(text) or text.strip()) for message in messages if (text := _text(message)) is not None]
-    count = sum(len(text.split()) for message, text in told if message["role"] == "user")
+    texts = [(message, plain(text) or text.strip()) for message in messages if (text := _text(message)) is not None]
+    words = " ".join(text for message, text in texts if message["role"] == "user")
+    count = len(words.split()) + sum(sign > "\u2e80" for sign in words) // 2  # where no spaces part words
     for kind in ("words", "calls"):
         before, answered, answers = "", "", list[str]()
-        for message, text in told:
+        for message, text in texts:
             role, calls = message["role"], message.get("tool_calls") if kind == "calls" else None
             if role == "user":
                 before, answered = _hash([answered or before, role, text]), ""
@@ -129,7 +130,7 @@ def _said(messages: Sequence[Message]) -> Iterator[tuple[str, Said]]:
                     before = answered or before
                 answered = _hash([before, role, text, [_call(call) for call in calls or ()]])
                 answers.append(answered)
-        yield kind, Said(answers, bool(answered), count)
+        yield kind, Hashes(answers, bool(answered), count)
 
 
 def _hash(value: object) -> str:

@@ -65,9 +65,11 @@ def capture(root: Path, number: int) -> None:
     assert Store(root / ".flywheel/capture").append(record | {"answer": said[1], "tools": [], "metadata": {}})
 
 
-def child(root: Path, work: Callable[[], object], at: float | None = None) -> tuple[int, float]:
-    """(how a fork of this process ended that did this work in the folder, its seconds). `at`: an int is the change
-    of a file that is there before which it kills itself, a float the seconds after which it is killed."""
+def child(
+    root: Path, work: Callable[[], object], at: int | None = None, after: float | None = None
+) -> tuple[int, float]:
+    """(how a fork of this process ended that did this work in the folder, its seconds). `at`: the change of a file that is
+    there before which it kills itself; `after`: the seconds after which it is killed."""
     started, pid = time.monotonic(), os.fork()
     if pid == 0:
         code = 1
@@ -75,13 +77,13 @@ def child(root: Path, work: Callable[[], object], at: float | None = None) -> tu
             os.chdir(root)
             silent = os.open(root / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(silent, 1), os.dup2(silent, 2)
-            if isinstance(at, int):
+            if at is not None:
                 sys.addaudithook(_killing(at))
             code = int(work() or 0)  # type: ignore[call-overload]
         finally:
             os._exit(code)
-    if isinstance(at, float):
-        time.sleep(at)
+    if after is not None:
+        time.sleep(after)
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - started
 
@@ -179,7 +181,7 @@ def main(words: Sequence[str]) -> int:
             else:
                 there.add(number)
             if named in seconds:
-                code, _ = child(root, work, draw.uniform(0.0, 1.1 * seconds[named]))
+                code, _ = child(root, work, after=draw.uniform(0.0, 1.1 * seconds[named]))
                 kills[named] += code == -signal.SIGKILL
             code, took = child(root, work)
             seconds[named] = took

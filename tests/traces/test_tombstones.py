@@ -71,6 +71,14 @@ def test_what_others_said_is_not_forgotten(tmp_path: Path, what: str, messages: 
     assert marks.holds("capture:01", going_on[:2])
 
 
+def test_a_language_without_spaces_has_words_too(tmp_path: Path) -> None:
+    marks = Tombstones(tmp_path / "forgotten")
+    marks.add({"capture:00"}, [[user("我的女儿星期一在伯尔尼上学"), assistant("好的。")]])
+    assert marks.holds(
+        "capture:01", [user("我的女儿星期一在伯尔尼上学"), assistant("好的。"), user("谢谢"), assistant("不客气")]
+    )
+
+
 def test_tombstones_name_nobody_and_need_their_key(tmp_path: Path) -> None:
     marks, others = (Tombstones(tmp_path / name) for name in ("one", "two"))
     for each in (marks, others):
