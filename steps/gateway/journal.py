@@ -159,7 +159,10 @@ class Journal:
             f"SELECT episode, lease, key, lost, ended, refused, error, CASE ended WHEN 0 THEN ({counted}) ELSE 0 END "
             "FROM episodes"
         )
-        return {name: EpisodeState(*state[:3], bool(state[3]), *state[4:]) for name, *state in rows}
+        return {
+            name: EpisodeState(lease, key, lost, bool(ended), refused, error, calls)
+            for name, lease, key, lost, ended, refused, error, calls in rows
+        }
 
     def trajectories(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The record of each episode that has ended, with its name."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from steps.core import outside_json
 from steps.core.web import host_name, is_address, is_foreign
 from steps.gateway import description
 from steps.gateway.batch import TOO_LONG, Batch
@@ -279,14 +279,11 @@ async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:
         if size > most:
             reason = f"no prompt that fits into policy.context needs a request of {size} bytes: at most {most}"
             raise BadRequest(reason, "messages", TOO_LONG)
-        body = json.loads(b"".join(parts))
+        return outside_json.read_object(b"".join(parts))
     except ClientDisconnect:
         raise HTTPException(400, "the client went away") from None
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "the body is not valid JSON") from None
-    if not isinstance(body, dict):
-        raise HTTPException(400, "the body must be a JSON object")
-    return body
+    except ValueError as problem:
+        raise HTTPException(400, str(problem)) from None
 
 
 def _has_key(request: Request, key: str) -> bool:

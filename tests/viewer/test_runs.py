@@ -171,7 +171,12 @@ def test_other_names_are_none(team: Path, client: TestClient, name: str) -> None
 
 def test_git_is_asked_again_only_where_runs_have_changed(own: Path, tmp_path: Path, monkeypatch: Any) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(view_runs, "git", lambda root, *words: asked.append(words) or git(root, *words))
+
+    def counted(root: Path, *words: str) -> str:
+        asked.append(words)
+        return git(root, *words)
+
+    monkeypatch.setattr(view_runs, "git", counted)
     runs = view_runs.Runs(own / "run")
     references, earlier = own / ".git/refs/runs", set(runs.all())
 
