@@ -35,7 +35,7 @@ from environments.base import TaskProblem, error
 from environments.kit.child import Child
 
 START_SECONDS = 30.0  # until a server has to be ready
-LIST_SECONDS = 30.0  # in which it has to have listed all of its tools
+LIST_SECONDS = 10.0  # in which it has to have listed all of its tools
 MOST_PAGES, MOST_TOOLS, MOST_BYTES = 100, 1_000, 2**22  # of that list; bytes as JSON
 END_SECONDS = 2.0  # between the end of its input and its own
 ALIVE_SECONDS = 2.0  # in which it has to list its tools after a call that took too long
@@ -160,8 +160,7 @@ class Server:
         keeper, self._keeper, self._session = self._keeper, None, None
         self._closing.set()
         if keeper is not None:
-            with contextlib.suppress(Exception):
-                await keeper
+            await asyncio.wait([keeper], timeout=2 * START_SECONDS)
 
     async def opened(self) -> Any:
         """The open session. TaskProblem with the reason, and the server's last words, where it does not open."""

@@ -31,6 +31,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
     seen: ClassVar[list[tuple[str, str]]] = []
     protocol_version = "HTTP/1.1"
 
+    server: http.server.HTTPServer
+
     def do_GET(self) -> None:
         self.seen.append((self.path, self.headers.get("authorization", "")))
         self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -49,7 +51,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
         if self.path == "/damaged":
             body, headers = b"no gzip", {"Content-Encoding": "gzip"}
         if self.path == "/moved":
-            headers = {"Location": f"http://localhost:{self.server.server_address[1]}/taken"}
+            headers = {"Location": f"http://localhost:{self.server.server_port}/taken"}
         self.send_response(302 if headers.keys() == {"Location"} else 200)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(name, value)
