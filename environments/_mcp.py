@@ -233,53 +233,51 @@ class Server:
 async def _spoken(child: Child) -> AsyncIterator[Any]:
     """The SDK's streams of messages to and from a program. An answer to no request that waits is passed over; one that is
     malformed is an error."""
-    import anyio
+    from mcp.shared._context_streams import create_context_streams
     from mcp.shared.message import SessionMessage
-    from mcp_types import jsonrpc_message_adapter
+    from mcp.types import jsonrpc_message_adapter
 
-    arriving, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    leaving, left = anyio.create_memory_object_stream[SessionMessage](0)
+    arriving, arrived = create_context_streams[SessionMessage | Exception](0)
+    leaving, left = create_context_streams[SessionMessage](0)
     waiting: set[str] = set()
 
     async def read() -> None:
         async with arriving:
-            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                while (message := await child.read()) is not None:
-                    number = str(message.get("id"))
-                    if "method" not in message:
-                        if number not in waiting:
-                            child.passed_over += 1
-                            continue
-                        waiting.remove(number)
-                        child.took()
-                    try:
-                        read = jsonrpc_message_adapter.validate_python(message, by_name=False)
-                    except ValueError:
-                        if "method" in message:
-                            child.passed_over += 1
-                            continue
-                        problem = {"code": -32603, "message": "its answer is malformed"}
-                        malformed = {"jsonrpc": "2.0", "id": message["id"], "error": problem}
-                        read = jsonrpc_message_adapter.validate_python(malformed, by_name=False)
-                    await arriving.send(SessionMessage(read))
+            while (message := await child.read()) is not None:
+                number = str(message.get("id"))
+                if "method" not in message:
+                    if number not in waiting:
+                        child.passed_over += 1
+                        continue
+                    waiting.remove(number)
+                    child.took()
+                try:
+                    read = jsonrpc_message_adapter.validate_python(message, by_name=False)
+                except ValueError:
+                    if "method" in message:
+                        child.passed_over += 1
+                        continue
+                    problem = {"code": -32603, "message": "its answer is malformed"}
+                    malformed = {"jsonrpc": "2.0", "id": message["id"], "error": problem}
+                    read = jsonrpc_message_adapter.validate_python(malformed, by_name=False)
+                await arriving.send(SessionMessage(read))
 
     async def write() -> None:
-        async with left:
-            async for sent in left:
-                message = sent.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                if "method" in message and "id" in message:
-                    waiting.add(str(message["id"]))
-                await child.send(message)
+        async for sent in left:
+            message = sent.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            if "method" in message and "id" in message:
+                waiting.add(str(message["id"]))
+            await child.send(message)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
-        try:
-            yield arrived, leaving
-        finally:
-            tasks.cancel_scope.cancel()
-            for stream in (arrived, leaving, arriving, left):
-                stream.close()
+    tasks = [asyncio.create_task(work) for work in (read(), write())]
+    try:
+        yield arrived, leaving
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in (arrived, leaving, arriving, left):
+            stream.close()
 
 
 def shown_names(names: list[str]) -> dict[str, str]:
