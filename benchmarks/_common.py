@@ -90,8 +90,8 @@ BENCHMARKS = {
     ),
     "general_policy": Benchmark(40, 10, "calls with the right tool and arguments / requests", timed=False),
     "masking": Benchmark(
-        150,
-        40,
+        450,
+        110,
         "secrets found / planted; false alarms / the 0.02 allowed; calls per second with capture / without",
         timed=False,
     ),

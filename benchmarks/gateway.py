@@ -7,8 +7,9 @@
 and tokens. `throughput`: tokens per second of 64 connections through the gateway, as a share of those of the engine alone
 with the same prompts, 64 at a time; `throughput_256`: the same with 256. `tools`: as the first with a tool of 50 ms after
 each call, as a share of the engine alone with tools that take no time, with as many connections more as the tools keep
-waiting. The order is `free`. Gateway, agents and engine share the machine's cores: on 2 cores a small policy has little to
-do for each token, so that HTTP counts most.
+waiting. `crowd_p95`: the 95th percentile of 200 connections' calls while one more agent sends messages of 31 MB, which are
+refused, one after another, as a multiple of theirs without it. The order is `free`. Gateway, agents and engine share the
+machine's cores: on 2 cores a small policy has little to do for each token, so that HTTP counts most.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks._common import ROOT
 
 TASK = "benchmarks._agent"
 CONNECTIONS, MANY, MORE = 64, 256, 128  # and with tools
+CROWD, HUGE = 200, 31 * 10**6  # connections, and letters of the message that does not fit
 TOOL_SECONDS = 0.05
 TEXT = "The meeting about the new office is on Tuesday at ten. " * 8
 # Preset, tokens of a call, calls of an episode, and calls one after another on the idle engine.
@@ -60,9 +62,10 @@ def logged(prompts: list[tuple[list[int], int]], moments: list[float]) -> Iterat
 
 
 def through_gateway(
-    params: Any, adapter: Path, episodes: int, calls: int, tokens: int, tool_seconds: float, at_once: int
+    params: Any, adapter: Path, episodes: int, calls: int, tokens: int, tool_seconds: float, at_once: int, huge: int = 0
 ) -> tuple[float, list[float], list[tuple[list[int], int]]]:
-    """(seconds from the first request to the engine to the last answer, seconds of each call, what the engine was given)."""
+    """(seconds from the first request to the engine to the last answer, seconds of each call, what the engine was given).
+    `huge`: letters of the messages that one more agent sends."""
     import environments
     from environments.base import Scenario
     from steps.core.params import Agents
@@ -71,12 +74,14 @@ def through_gateway(
     data = {"calls": calls, "tokens": tokens, "text": TEXT, "tool_seconds": tool_seconds}
     scenario = Scenario.make(TASK, "train", [{"role": "user", "content": "Go."}], data)
     attempts = [(scenario, number) for number in range(episodes)]
+    if huge:
+        attempts.insert(0, (Scenario.make(TASK, "train", list(scenario.messages), data | {"huge": huge}), 0))
     limits = params.rollout.model_copy(update={"order": "free", "max_tokens": tokens})
     prompts: list[tuple[list[int], int]] = []
     seed = time.time_ns() % 2**31  # another batch each time: a journal of an earlier one would answer
     moments: list[float] = []
     with logged(prompts, moments):
-        env, agents = environments.load(TASK), Agents(concurrency=at_once)
+        env, agents = environments.load(TASK), Agents(concurrency=at_once + bool(huge))
         played = play(params.policy, limits, agents, TASK, env, adapter, attempts, "001", seed)
     seconds = moments[-1] - moments[0]
     times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
@@ -135,6 +140,11 @@ def measure(shape: str, folder: str, is_quick: bool) -> dict[str, Any]:
             ideal, _ = alone(params, adapter, prompts, connections)
             count = sum(length for _, length in prompts)
             result |= {name: round(ideal / seconds, 3), f"{name}_tokens_per_second": round(count / seconds)}
+        quiet, crowd = (
+            statistics.quantiles(through_gateway(params, adapter, CROWD, calls, tokens, 0.0, CROWD, huge)[1], n=20)[-1]
+            for huge in (0, HUGE)
+        )
+        result |= {"crowd_p95": round(crowd / quiet, 2), "quiet_p95_ms": round(1e3 * quiet)}
     return {"name": "gateway", "policy": shape, "ratio": result["throughput"], **result, "connections": CONNECTIONS}
 
 

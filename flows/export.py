@@ -41,7 +41,7 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=to.parent) as folder:
         result = fetched(model, version, Path(folder) / "adapter")
-        policy = absolute(root, local(policy_of(version, result, settings.policy)))
+        policy = absolute(root, local(absolute(root, policy_of(version, result, settings.policy))))
         if merged:
             result = merge(policy, result, Path(folder) / "merged")
         else:  # the adapter's own configuration names the base model, with its revision

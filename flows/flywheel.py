@@ -28,6 +28,7 @@ from prefect import flow
 from flows import ingest
 from flows.deployment import workspace
 from flows.deployment.settings import FlywheelSettings, PromoteSettings, assigned
+from flows.promotion import change
 from flows.repro.parameters import set_params
 from flows.terminal import recorded
 from flows.terminal.command import LOG, prepare, run_command
@@ -121,15 +122,19 @@ def learnt(root: Path, turn: KeptTurn) -> set[str]:
 
 
 def registered(root: Path, task: str) -> RegisteredModel | None:
-    """The registered model of params.yaml, or of the task where that is of another one; None where there is no version."""
-    parameters = params.load(root / "params.yaml", PromoteParams)
-    name = parameters.model if parameters.task == task else params.short_name(task)
+    """The registered model; None where there is no version."""
     try:
-        return read_registry(root, name)
+        return read_registry(root, model_of(root, task))
     except UserError as problem:
         if "holds no version" in str(problem):
             return None
         raise
+
+
+def model_of(root: Path, task: str) -> str:
+    """The name of the registered model of params.yaml, or of the task where that is of another one."""
+    parameters = params.load(root / "params.yaml", PromoteParams)
+    return parameters.model if parameters.task == task else params.short_name(task)
 
 
 def current_seed(root: Path, task: str) -> int:
@@ -186,6 +191,7 @@ def deployed(settings: FlywheelSettings) -> list[str]:
     path = Path.cwd().resolve()
     root = workspace.root_of(path)
     with contextlib.chdir(root), folder_lock.held(root, "deployed flywheel"):
+        change.finish(root, model_of(root, settings.chosen))
         turn = gather(root, settings, settings.chosen)
     for line in turn.lines:
         print(f"flywheel: {line}", flush=True)
@@ -246,6 +252,8 @@ def main(words: list[str] | None = None) -> int:
             demonstrations=options.demonstrations,
             decides=options.decides,
         )
+        if not options.dry_run:
+            change.finish(root, model_of(root, task))
         turn = gather(root, settings, task)
         for line in turn.lines:
             print(f"flywheel: {line}", flush=True)

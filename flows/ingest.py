@@ -48,6 +48,7 @@ def run_alone(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
+    from flows.forget import finish
     from flows.repro.versioned import versioned
     from steps.core import params
     from steps.lineage.index import add_ingested
@@ -62,9 +63,10 @@ def run_alone(
         raise UserError(f"--regression {regression:g}: give a share from 0 to 1")
     sources = [Source.parse(word, settings.task) for word in words]
     scales_by_name, folder = scales_of(scales), root / files.FOLDER / settings.task
-    done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
-    versioned(root, folder)
     with Ledger() as ledger:
+        finish(root, settings, ledger)
+        done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
+        versioned(root, folder)
         add_ingested(root, ledger)
     return done
 

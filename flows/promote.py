@@ -9,8 +9,9 @@ A model's first version passes it as well, against the base policy. Before that 
 The champion's adapter comes from the registry. It is evaluated on the run's own test scenarios, as the scripted player is;
 an evaluation of the same inputs is not made again. run/promote/<challenger's hash>/ holds verdict.json, verdict.md and
 verdict.png, which are also logged to the challenger's MLflow run. The version is tagged, the former champion gets the alias
-`previous` (flows/rollback.py goes back to it), and the ledger gets one row for the decision. With serve.canary, a version
-that passes gets that share of the traffic first, under the alias `canary`, and what people say decides (docs/flywheel.md).
+`previous` (flows/rollback.py goes back to it), and the ledger gets the decision. Killed in between, the next command
+finishes it (flows/promotion/change.py). With serve.canary, a version that passes gets that share of the traffic first, under
+the alias `canary`, and what people say decides (docs/flywheel.md).
 Exit code 0: the version is champion now, would be with --dry-run, or was before; 3: it is refused.
 """
 
@@ -24,10 +25,12 @@ from prefect import flow
 
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
-from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end, remember
+from flows.promotion import change
+from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end
 from flows.serving import live
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
+from steps.core import params
 from steps.project import store
 from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
@@ -46,33 +49,33 @@ def promote(settings: PromoteSettings) -> Verdict | None:
 
 def decided(settings: PromoteSettings) -> Verdict | None:
     """The same on the run in the current folder, whose data are there."""
+    if not settings.dry_run:
+        change.finish(Path.cwd(), params.load("params.yaml", params.PromoteParams).model)
     judged = challenge(settings)
     if judged is None:
         return None
-    verdict = judged.verdict
     if not settings.dry_run:
-        with store.explained(store.address(Path.cwd())):
-            publish(judged)
-        event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
-        remember(judged.model, event, str(judged.version.version), verdict.reason, judged.folder)
+        publish(judged)
     print_end(judged, settings.dry_run)
-    return verdict
+    return judged.verdict
 
 
 def publish(judged: Challenge) -> None:
-    """Log the verdict, tag the version, move the alias. In this order, no champion is ever without its evidence."""
+    """Log the verdict, then decide: tag the version, move the alias, write the ledger's row. No champion is ever without its
+    evidence."""
     model, verdict, number = judged.model, judged.verdict, str(judged.version.version)
-    client, run_id = model.client, log_verdict(judged, "promotion")
-    client.set_model_version_tag(model.name, number, "verdict", verdict.hash)
-    client.set_model_version_tag(model.name, number, "verdict_run", run_id)
+    with store.explained(store.address(Path.cwd())):
+        run_id = log_verdict(judged, "promotion")
     text = card.with_verdict(judged.version.description or "", verdict_report.note(verdict))
-    client.update_model_version(model.name, number, text)
-    if verdict.promoted and on_trial(judged):
-        live.begin(model, number)
-        return
-    if verdict.promoted:
-        model.set_champion(number)
-    client.set_model_version_tag(model.name, number, "promoted", str(verdict.promoted).lower())
+    tags = {"verdict": verdict.hash, "verdict_run": run_id}
+    writes: list[change.Write] = [*(("tag", number, *tag) for tag in tags.items()), ("text", number, text)]
+    event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
+    if event == "canary":
+        writes += live.trial_writes(number)
+    else:
+        writes += change.champion_writes(model, number) if verdict.promoted else []
+        writes.append(("tag", number, "promoted", str(verdict.promoted).lower()))
+    change.decide(model, event, number, verdict.reason, writes, judged.folder)
 
 
 def main() -> int:

@@ -4,7 +4,8 @@
     python -m flows.rollback --why "slower on long threads" --dry-run      # to the alias `previous`
 
 From then on models:/<name>@champion is the earlier adapter. Both versions are tagged with the reason, and the former
-champion gets the alias `previous`; nothing is deleted. The command needs no Prefect server, because it must work when there
+champion gets the alias `previous`; nothing is deleted. Killed in between, the same command, or any other that decides,
+finishes it (flows/promotion/change.py). The command needs no Prefect server, because it must work when there
 is none; the deployment `rollback` calls the same function. Only the gate (flows/promote.py) moves the alias forward.
 """
 
@@ -17,12 +18,11 @@ from pathlib import Path
 from prefect import flow
 
 from flows.deployment.settings import RollbackSettings
-from flows.promotion.judging import check_right, remember
+from flows.promotion import change
 from flows.terminal import recorded
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
-from steps.project.store import address, explained
 from steps.registry.model import read_registry
 
 
@@ -30,8 +30,13 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
     """(version that was champion, version that is champion now). UserError where the alias cannot be moved so."""
     if not why.strip():
         raise UserError("--why is empty: give the reason, for whoever looks at the version later")
+    finished = None if dry_run else change.finish(root, name)
     model = read_registry(root, name)
     before = model.aliases.get("champion")
+    last = finished or change.last(name)
+    is_again = last is not None and (last.event, last.version) == ("rollback", before) and to in ("previous", before)
+    if last is not None and is_again and (finished or last.why == why):
+        return str(last.champion), last.version  # this command, after it was killed: not forward again
     if before is None:
         raise UserError(
             f"{name} has no champion that could be taken back: `.venv/bin/python -m flows.promote` makes one"
@@ -47,12 +52,10 @@ def rollback(root: Path, name: str, to: str, why: str, dry_run: bool = False) ->
             f"`.venv/bin/python -m flows.promote --version {after}`"
         )
     if not dry_run:
-        check_right()
-        with explained(address(root)):
-            model.set_champion(after)
-            model.client.set_model_version_tag(name, before, "rolled_back", f"to version {after}: {why}")
-            model.client.set_model_version_tag(name, after, "restored", f"from version {before}: {why}")
-        remember(model, "rollback", after, why)
+        writes = change.champion_writes(model, after)
+        writes.append(("tag", before, "rolled_back", f"to version {after}: {why}"))
+        writes.append(("tag", after, "restored", f"from version {before}: {why}"))
+        change.decide(model, "rollback", after, why, writes)
     return before, after
 
 

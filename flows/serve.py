@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import environments
 from flows.deployment.services import Services, plain
+from flows.promotion import change
 from flows.serving import capture, guard, live, trial
 from flows.serving.server import HOST, KEY, PORT, Server, checked_host
 from flows.terminal.command import stop_once
@@ -57,9 +58,12 @@ class Follower:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
         self.canary: str | None = None  # the version on trial that is loaded, and its share
         self.share = 0.0
+        self.written: str | None = None  # the champion that the file of trial.py names
+        self.reported: set[str] = set()  # why the alias could not be followed at the last look
+        with contextlib.suppress(UserError):  # the first look says why
+            self.finish()
         self.version, self.adapter = self.look_up()
         self.policy = policy_of(self.version, self.adapter, settings.policy)
-        self.reported: set[str] = set()  # why the alias cannot be followed at the moment
 
     def look_up(self) -> tuple[Any, Path]:
         """(the version that the alias names now, the folder of its adapter)."""
@@ -69,18 +73,35 @@ class Follower:
 
     def follow(self, server: Server) -> None:
         """Look once where the alias is, and swap the adapter if it moved. Says once why that fails: serving goes on."""
-        try:
-            self.move(server, *self.look_up())
-            if self.alias == "champion":
-                self.try_canary(server)
-                self.decide()
-            self.reported.clear()
-        except Exception as problem:  # whatever is wrong with the registry, the disk or a version
-            text = str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
-            cause = re.sub(r"0x[0-9a-f]+", "", text)  # of Python's objects, as connection errors quote them
-            if cause not in self.reported:
-                say(f"version {self.version.version} is still served, for @{self.alias} cannot be followed: {text}")
-            self.reported.add(cause)
+        causes = set[str]()
+        for work in (self.finish, lambda: self.look(server)):
+            try:
+                causes |= work()
+            except Exception as problem:  # whatever is wrong with the registry, the disk or a version
+                text = (
+                    str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
+                )
+                causes.add(
+                    cause := re.sub(r"0x[0-9a-f]+", "", text)
+                )  # of Python's objects, as connection errors quote them
+                if cause not in self.reported:
+                    say(f"version {self.version.version} is still served, for @{self.alias} cannot be followed: {text}")
+        self.reported = causes
+
+    def finish(self) -> set[str]:
+        """Carry out what somebody decided who was killed meanwhile."""
+        if self.alias == "champion":
+            change.finish(self.root, self.settings.model)
+        return set()
+
+    def look(self, server: Server) -> set[str]:
+        """Follow the alias, and decide on versions; what is not as it should be."""
+        self.move(server, *self.look_up())
+        if self.alias != "champion":
+            return set()
+        causes = self.try_canary(server)
+        self.decide()
+        return causes
 
     def move(self, server: Server, version: Any, adapter: Path) -> None:
         """Serve this version from now on. UserError where the server cannot."""
@@ -93,9 +114,8 @@ class Follower:
                 self.write(str(self.version.version))  # it keeps what it has
                 raise
             say(f"now serving version {version.version} in place of {self.version.version}")
-        moved = version.version != self.version.version
         self.version, self.adapter = version, adapter
-        if moved:
+        if self.written != str(version.version):  # also where a full disk took it not at the last look
             self.write(str(version.version))
 
     def fits(self, version: Any, adapter: Path) -> None:
@@ -112,14 +132,22 @@ class Follower:
         """Say in the file of trial.py what is served: this champion, None while it is swapped, and the canary."""
         name = f"{self.settings.model}-v{self.canary}" if self.canary else ""
         trial.Served(self.settings.model, champion, self.canary, name, self.share).write(self.root / STATE)
+        self.written = champion
 
-    def try_canary(self, server: Server) -> None:
-        """Serve the version on trial as well, or no longer. UserError where the server cannot."""
-        model = read_registry(self.root, self.settings.model)
-        wanted = model.aliases.get(CANARY) if self.settings.serve.canary else None
+    def try_canary(self, server: Server) -> set[str]:
+        """Serve the version on trial as well, or no longer; says once, and returns, why one with the alias is none.
+        UserError where the server cannot."""
+        model, causes = read_registry(self.root, self.settings.model), set[str]()
+        wanted = live.on_trial(model) if self.settings.serve.canary else None
+        if self.settings.serve.canary and wanted is None and (number := model.aliases.get(CANARY)):
+            text = f"version {number} has the alias {CANARY} and is not on trial, for the ledger does not say that the gate"
+            text += f" let it through: `.venv/bin/python -m flows.promote --version {number}` judges it"
+            causes.add(text)
+            if text not in self.reported:
+                say(text)
         share = self.settings.serve.canary if wanted else 0.0
         if (wanted, share) == (self.canary, self.share):
-            return
+            return causes
         if wanted is not None:
             version = model.version(wanted)
             adapter = fetched(model, version, self.root / SERVED / tagged_adapter(version))
@@ -134,6 +162,7 @@ class Follower:
             say(f"version {self.canary} is on trial no longer")
         self.canary, self.share = wanted, share
         self.write(str(self.version.version))
+        return causes
 
     def read_settings(self) -> None:
         """Take the section `serve` of params.yaml as it is now; one that is wrong, or half-written, is left for later."""
@@ -171,7 +200,10 @@ class Captured(NamedTuple):
 
     def variables(self, root: Path) -> dict[str, str]:
         """The variables of the server's process. UserError for a value out of range."""
-        limits = (("rate", 0 < self.rate <= 1, "above 0, up to 1"), ("days", self.days > 0, "above 0"))
+        limits = (
+            ("rate", 0 < self.rate <= 1, "above 0, up to 1"),
+            ("days", 0 < self.days <= 36500, "above 0, up to 36500"),
+        )
         for name, is_right, allowed in (*limits, ("mb", self.megabytes >= 1, "1 or more")):
             if not is_right:
                 raise UserError(f"--capture-{name} must be {allowed}")
@@ -195,6 +227,8 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
     scores = (
         live.Scores(store.Store(root / store.FOLDER, captured.megabytes * 2**20, captured.days)) if captured else None
     )
+    if scores:
+        scores.store.add({})  # what cannot be written there is said now
     follower = Follower(root, settings, alias, scores)
     follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
@@ -211,15 +245,28 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
             say(
                 f"capture: {captured.rate:.0%} of consented conversations, for {captured.days:g} days, in {store.FOLDER}"
             )
-        is_full = False
+        said: dict[str, int] = {}
         while services.running["serve"].poll() is None:
             time.sleep(seconds)
             follower.read_settings()
             follower.follow(server)
-            if captured and not is_full and store.Store(root / store.FOLDER).counts().get(store.FULL):
-                is_full = True
-                say(f"capture: {store.FOLDER} is full, and requests are not stored; --capture-mb sets its size")
+            if scores:
+                watch_capture(server, scores.store, said)
         raise UserError(f"vLLM ended: see {root / '.flywheel' / 'serve.log'}")
+
+
+def watch_capture(server: Server, kept: store.Store, said: dict[str, int]) -> None:
+    """Keep to the retention, and say what of it waits, and what is not stored: at first, and then each tenfold. `said`: what
+    was said before, which is added to."""
+    try:
+        waiting = {sentence: 1} if (sentence := kept.expire()) else {}
+    except OSError as problem:
+        waiting = {f"{kept.folder} cannot be used ({problem.strerror}), and nothing is stored": 1}
+    lost = {f"not stored: {why}": count for why, count in server.missed().items() if not capture.is_usual(why)}
+    for what, count in (waiting | lost).items():
+        if len(str(count)) > len(str(said.get(what, ""))):
+            say(f"capture: {what}" if what in waiting else f"capture: {count} {what}")
+            said[what] = count
 
 
 def main(words: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flows.deployment.services import Services, plain
 from flows.serving import guard, uploads
-from flows.serving.server import HOST, PORT, RANKS, SERVER, checked_host, of_every_server
+from flows.serving.server import HOST, LIMITED_SERVER, PORT, RANKS, SERVER, checked_host, of_every_server
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.keys import key
@@ -76,7 +76,7 @@ def variables(policy: Policy, on_gpu: bool) -> dict[str, str]:
 def command(policy: Policy, host: str, port: int, on_gpu: bool) -> list[str]:
     """The command line of vLLM's server, after `python -m`."""
     guarded = ["--middleware", f"{uploads.__name__}.{uploads.Uploads.__name__}"]
-    return [SERVER, "--host", host, "--port", str(port), *guarded, *options(policy, on_gpu)]
+    return [LIMITED_SERVER, "--host", host, "--port", str(port), *guarded, *options(policy, on_gpu)]
 
 
 def environment(policy: Policy, host: str, port: int, secret: str, folder: Path, on_gpu: bool) -> dict[str, str]:

@@ -26,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError, explain
 from steps.core.terminal import served
+from steps.core.web import LIMITED
 from viewer.key import SignedIn, key_of
 from viewer.pages import PAGES, Pages
 from viewer.runs import Runs, project
@@ -91,6 +92,7 @@ def serve(run: Path, port: int) -> None:
             ws="none",
             proxy_headers=False,
             server_header=False,
+            **LIMITED,
         )
         uvicorn.Server(settings).run(sockets=[listening])
 

@@ -6,11 +6,11 @@ listed in its dvc.lock, with its params.yaml and chain.yaml. Nothing else is wri
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,9 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.files import alone
 from steps.core.yaml_text import read_mapping
 from steps.project.git import git_bytes
-from viewer.index import Index
+from viewer.index import Index, stamp
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
 WORKTREES = Path(".flywheel/worktrees")  # as in flows/deployment/workspace.py, whose imports would take 0.3 s
@@ -58,6 +59,7 @@ class Runs:
         self.run, self.root = run, project(run)
         self.indexes: dict[Path, Index] = {}
         self.lock = threading.Lock()
+        self.listed: tuple[object, list[RunChoice]] = None, []  # version of refs/runs, and the runs there
 
     def all(self) -> dict[str, RunChoice]:
         """The runs by name, the latest kept ones first. A kept run that is at work again appears as its worktree."""
@@ -66,13 +68,23 @@ class Runs:
             folder, is_copy = path / "run", (path / JUDGED).exists()
             about = f"{path.name} ({'another run, being judged' if is_copy else 'at work or stopped'})"
             runs[path.name] = RunChoice(path.name, about, folder, written=0.0 if is_copy else written(folder))
-        shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short) %(committerdate:unix)"
-        listed = git(self.root, "for-each-ref", shape, "--sort=-committerdate", "refs/runs")
-        for name, commit, day, second in map(str.split, listed.splitlines()):
-            if "/" not in name and name not in runs:  # git allows neither .. nor a dot in front
-                folder = self.root / LAID_OUT / name / "run"
-                runs[name] = RunChoice(name, f"{name} (kept, {day})", folder, commit, float(second))
-        return runs
+        return runs | {choice.name: choice for choice in self._kept() if choice.name not in runs}
+
+    def _kept(self) -> list[RunChoice]:
+        """The runs under refs/runs. Git lists them again where they have changed: with thousands that takes a second."""
+        version = refs_version(self.root)
+        if version is None or version != self.listed[0]:
+            shape = "--format=%(refname:lstrip=2) %(objectname) %(committerdate:short) %(committerdate:unix)"
+            listed = git(self.root, "for-each-ref", shape, "--sort=-committerdate", "refs/runs")
+            self.listed = (
+                version,
+                [
+                    RunChoice(name, f"{name} (kept, {day})", self.root / LAID_OUT / name / "run", commit, float(second))
+                    for name, commit, day, second in map(str.split, listed.splitlines())
+                    if "/" not in name  # git allows neither .. nor a dot in front
+                ],
+            )
+        return self.listed[1]
 
     def named(self, name: str) -> RunChoice:
         """The run of this name, or the folder's own run if there is none."""
@@ -118,6 +130,17 @@ def project(run: Path) -> Path:
     return root
 
 
+def refs_version(root: Path) -> object:
+    """Identifies the state of refs/runs: git writes a reference by renaming a file in its folder. None where it may change
+    again within the file system's clock tick, and where the references are kept in another form."""
+    files = [root / ".git" / name for name in ("refs/runs", "packed-refs")]
+    if (root / ".git/reftable").exists():
+        return None
+    stamps = tuple(map(stamp, files))
+    is_settled = all(each is None or time.time_ns() - each[1] > 10**9 for each in stamps)
+    return stamps if is_settled and any(stamps) else None
+
+
 def git(root: Path, *words: str) -> str:
     """The output of git; empty if there is no repository or the command fails."""
     with suppress(UserError):  # without git there are no kept runs
@@ -130,8 +153,7 @@ def lay_out(root: Path, choice: RunChoice) -> list[str]:
     folder = choice.folder.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     missing: list[str] = []
-    with (folder.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # against other threads, and `make ui` beside `make view`
+    with alone(folder.parent / ".lock"):  # against other threads, and `make ui` beside `make view`
         describe(root, choice.commit, folder)
         for path, kept in files(root, choice.commit):
             link = folder / path

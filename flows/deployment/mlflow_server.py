@@ -5,8 +5,8 @@
 
 By itself MLflow asks nobody for a key, and its assistant runs commands on this machine for whoever can reach the port. Here
 each request must bring the key of .flywheel/mlflow.key, as the password of HTTP's basic authentication with any user name,
-or the name and key of a person (flows/deployment/people.py), of whom only promoters may move `champion` or delete models.
-The assistant's routes are refused to everybody. MLflow's own basic-auth needs a further package and keeps the assistant.
+or the name and key of a person (flows/deployment/people.py), who may do what flows/deployment/mlflow_writes.py lists. The
+assistant's routes are refused to everybody. MLflow's own basic-auth needs a further package and keeps the assistant.
 
 The store is .flywheel/mlflow.db, or the PostgreSQL database of MLFLOW_BACKEND_STORE_URI. Artifacts are not uploaded through
 the server: runs on this machine write them to .flywheel/mlartifacts, and with MLFLOW_DEFAULT_ARTIFACT_ROOT=s3://bucket/path
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import os
 import re
 import secrets
@@ -25,34 +24,25 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 
-from flows.deployment import databases, people
+from flows.deployment import databases, mlflow_writes, people
 from flows.deployment.mlflow_page import Send, with_first_visit
 from flows.deployment.services import MASK, private
 from steps.core.errors import UserError
 from steps.core.keys import key
 from steps.core.terminal import served
-from steps.core.web import is_foreign
+from steps.core.web import LIMITED, is_foreign
 from steps.project import store
 
 KEY = Path(".flywheel/mlflow.key")
 LOOPBACK = "127.0.0.1"
 USER = "flywheel"  # what a client may give as the user name, which must not be empty
 ASSISTANT = re.compile(r"/mlflow/assistant(/|$)")
-# What changes which version is served. An alias is looked at, because each run may set `challenger`.
-ALIAS = re.compile(r"/registered-models/+alias/?$")
-PROMOTERS = re.compile(r"/(registered-models/+(delete|rename)|model-versions/+(delete|transition-stage))/?$")
-GUARDED = ("champion", "previous")
-LONGEST = 65_536  # bytes of a request that names an alias
 ASK = f"MLflow asks for a key. User name: {USER}; password: the text in {KEY}."
 ASK += " For commands, `. .flywheel/ui.env` sets both (after `make mlflow`: `. .flywheel/mlflow.env`)."
-NOT_PROMOTER = (
-    "Only promoters may move the alias champion, rename or delete here: ask whoever runs the server for "
-    "`.venv/bin/python -m flows.deployment.people add NAME --promoter`."
-)
+OWNERS = f"This is for the owner of MLflow's server, who has the key in {KEY}."
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -67,12 +57,12 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # the server is started without websockets
-        refusal = self.refusal(scope)
-        if refusal is None and ALIAS.search(scope["path"]) and not self.is_promoter(scope):
+        refusal, person = self.refusal(scope)
+        if person and refusal is None and mlflow_writes.is_looked_at(scope["method"], scope["path"]):
             body = await whole(receive)
             receive = replayed(body)
-            if not is_of_other_alias(body, scope):
-                refusal = 403, NOT_PROMOTER
+            if fault := mlflow_writes.fault(scope["path"], body, person.is_promoter):
+                refusal = 403, f"Refused: {fault}"
         if refusal is None:
             opens = (scope["method"], scope["path"]) == ("GET", "/")
             await self.application(scope, receive, with_first_visit(send) if opens else send)
@@ -84,36 +74,33 @@ class Guard:
         await send({"type": "http.response.start", "status": code, "headers": headers})
         await send({"type": "http.response.body", "body": f"{text}\n".encode()})
 
-    def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the sentence with which a request is refused, if it is."""
+    def refusal(self, scope: Scope) -> tuple[tuple[int, str] | None, people.Person | None]:
+        """(the status and the sentence with which a request is refused, if it is; whose it is, unless it is the owner's)."""
         if scope["path"] == "/health" and scope["method"] in ("GET", "HEAD"):  # says no more than that the server runs
-            return None
+            return None, None
         headers = Headers(scope=scope)
         user, password = credentials(headers.get("authorization", ""))
-        if not (self.opened_by(password) or self.person(user, password)):
-            return 401, ASK
+        person = None
+        if not secrets.compare_digest(password, self.password):
+            try:
+                person = self.person(user, password)
+            except UserError as problem:  # a damaged file opens nothing
+                return (503, str(problem)), None
+            if person is None:
+                return (401, ASK), None
         if is_foreign(headers.getlist("origin"), headers.getlist("host")):
-            return 403, "Pages of other sites are not answered."
+            return (403, "Pages of other sites are not answered."), person
         if ASSISTANT.search(scope["path"]):
-            return 403, "MLflow's assistant is switched off here, because it runs commands on this machine."
-        if PROMOTERS.search(scope["path"]) and not self.is_promoter(scope):
-            return 403, NOT_PROMOTER
-        return None
-
-    def opened_by(self, password: bytes) -> bool:
-        """Whether this is the key that opens everything."""
-        return secrets.compare_digest(password, self.password)
+            return (403, "MLflow's assistant is switched off here, because it runs commands on this machine."), person
+        if person and not mlflow_writes.may(scope["method"], scope["path"], person.is_promoter):
+            is_promoters = mlflow_writes.may(scope["method"], scope["path"], is_promoter=True)
+            return (403, mlflow_writes.NOT_PROMOTER if is_promoters else OWNERS), person
+        return None, person
 
     def person(self, user: str, password: bytes) -> people.Person | None:
         """The person of this name, if the key is theirs."""
         person = people.read(self.root).get(user) if self.root else None  # read each time: a key may be taken back
         return person if person and people.is_key_of(person, password) else None
-
-    def is_promoter(self, scope: Scope) -> bool:
-        """Whether the request may move the alias of the served version; it has been let in before."""
-        user, password = credentials(Headers(scope=scope).get("authorization", ""))
-        person = self.person(user, password)
-        return self.opened_by(password) or bool(person and person.is_promoter)
 
 
 def credentials(authorization: str) -> tuple[str, bytes]:
@@ -127,9 +114,9 @@ def credentials(authorization: str) -> tuple[str, bytes]:
 
 
 async def whole(receive: Receive) -> bytes:
-    """The body of a request, or as much of it as is more than LONGEST."""
+    """The body of a request, or as much of it as is more than mlflow_writes.LONGEST."""
     body = b""
-    while len(body) <= LONGEST:
+    while len(body) <= mlflow_writes.LONGEST:
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
@@ -144,19 +131,6 @@ def replayed(body: bytes) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive
-
-
-def is_of_other_alias(body: bytes, scope: Scope) -> bool:
-    """Whether a request sets or deletes an alias that does not say which version is served."""
-    if len(body) > LONGEST:
-        return False
-    names = parse_qs(scope.get("query_string", b"").decode(errors="replace")).get("alias", [])
-    try:
-        asked = json.loads(body) if body else {}
-        names += [str(asked["alias"])] if "alias" in asked else []
-    except (ValueError, TypeError, RecursionError):
-        return False
-    return bool(names) and not any(name.casefold() in GUARDED for name in names)
 
 
 def settings(state: Path, host: str = LOOPBACK) -> dict[str, str]:
@@ -198,7 +172,13 @@ def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
 
     handlers.initialize_backend_stores(uri, uri, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
     guarded = Guard(app, key(root / KEY, user=""), root)
-    options: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False, "server_header": False}
+    options: dict[str, Any] = {
+        "lifespan": "off",
+        "ws": "none",
+        "proxy_headers": False,
+        "server_header": False,
+        **LIMITED,
+    }
     uvicorn.run(guarded, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5, **options)
 
 

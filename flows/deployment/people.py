@@ -11,20 +11,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import hmac
 import json
 import re
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.files import alone
 from steps.core.keys import write_private
 from steps.core.terminal import exit_code
 
 FILE = Path(".flywheel/mlflow.people")
+DIGEST = re.compile("[0-9a-f]{64}")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}"
 
 
@@ -38,14 +42,14 @@ class Person(NamedTuple):
 def read(root: Path) -> dict[str, Person]:
     """Name -> person; none where there is no file. UserError where the file is damaged, since it must open nothing then."""
     path = root / FILE
-    if not path.exists():
-        return {}
     try:
-        return {
-            name: Person(str(sha256), is_promoter is True)
-            for name, (sha256, is_promoter) in json.loads(path.read_text()).items()
-        }
-    except (ValueError, TypeError, AttributeError):
+        people = {name: Person(*entry) for name, entry in json.loads(path.read_text()).items()}
+        if not all(re.fullmatch(NAME, name) and DIGEST.fullmatch(person.sha256) for name, person in people.items()):
+            raise ValueError
+        return {name: Person(person.sha256, person.is_promoter is True) for name, person in people.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError):
         raise UserError(f"{path} is damaged: delete it, and give everybody a new key with {__name__}") from None
 
 
@@ -56,21 +60,28 @@ def add(root: Path, name: str, is_promoter: bool) -> str:
             f"{name!r} cannot be a person's name: letters, digits, dots, dashes and underscores, 40 at most"
         )
     key = secrets.token_urlsafe(24)
-    write(root, read(root) | {name: Person(digest(key), is_promoter)})
+    with changed(root) as people:
+        people[name] = Person(digest(key), is_promoter)
     return key
 
 
 def remove(root: Path, name: str) -> None:
     """Take a person's key back. UserError where there is no such person."""
-    people = read(root)
-    if name not in people:
-        raise UserError(f"nobody is named {name}: there is {', '.join(people) or 'nobody'}")
-    del people[name]
-    write(root, people)
+    with changed(root) as people:
+        if name not in people:
+            raise UserError(f"nobody is named {name}: there is {', '.join(people) or 'nobody'}")
+        del people[name]
 
 
-def write(root: Path, people: dict[str, Person]) -> None:
-    write_private(root / FILE, json.dumps(people, indent=1) + "\n")
+@contextlib.contextmanager
+def changed(root: Path) -> Iterator[dict[str, Person]]:
+    """The people, written again at the end; nobody else changes them meanwhile."""
+    path = root / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path.with_name(f"{path.name}.lock")):
+        people = read(root)
+        yield people
+        write_private(path, json.dumps(people, indent=1) + "\n")
 
 
 def digest(key: str) -> str:

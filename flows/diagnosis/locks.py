@@ -27,13 +27,32 @@ from steps.runner import handover
 
 MEND = ".venv/bin/python -m flows.doctor --mend"
 DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with their process
-TEMPORARY = re.compile(r"\.tmp-(\d+)(?=[.-]|$)")
 QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
-SKIPPED = {".git", ".venv", "worktrees", "mlartifacts", "files", "__pycache__", "node_modules", ".mypy_cache"}
 INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan")
 ENGINES = ("VLLM::", "vllm.")
 SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "flows.serve", "flows.vllm_server")
 SPAWNED = ("from multiprocessing.spawn", "from multiprocessing.resource_tracker")
+
+
+def written_as(names: str) -> re.Pattern[str]:
+    """Temporary names of these, as steps/core/files.py and steps/runner/outputs.py give them; the process is a group."""
+    return re.compile(rf"\.tmp-(\d+)(?:-\d+)?\.(?:{names})")
+
+
+MADE = {  # what is written under a temporary name, by folder
+    ".": written_as(r"start|params\.yaml|params\.yaml\.before|chain\.yaml|dvc\.lock"),
+    "ingested": written_as("[a-z][a-z0-9_]*"),
+    "run": written_as(r"scenarios|task_code\.json|receipt\.json|summary\.json|report\.html"),
+    "run/*": written_as(
+        r"(?:successes|judge|base|metrics|drawn|fates)\.json|(?:trajectories|rewards)\.parquet|judgements\.jsonl|"
+        "adapter|checkpoint|evaluation|test"
+    ),
+    ".flywheel": written_as(r"[\w-]+\.(?:key|json|env|db)"),
+    ".flywheel/served": written_as("[0-9a-f]{16}"),
+    ".flywheel/forgotten": written_as("key|tombstones|intended"),
+    ".dvc/tmp": written_as("rwlock"),
+    ".dvc/cache": re.compile(r"runs\.tmp-(\d+)"),
+}
 
 
 # --- Locks
@@ -229,13 +248,12 @@ def cure(process: Process) -> str:
 
 
 def leftovers(root: Path) -> list[Finding]:
-    """Files and folders `.tmp-<process>…` whose writer has ended."""
+    """Files and folders of this project under their temporary names (MADE), whose writer has ended."""
     findings = []
-    for path in temporary_files(root):
-        match = TEMPORARY.search(path.name)
+    for path, pid in temporary_files(root):
         with contextlib.suppress(OSError):
             written = newest(path)
-            gone = why_gone(int(match[1] if match else 0), written)
+            gone = why_gone(pid, written)
             if gone and time.time() - written >= QUIET_SECONDS:
                 shown = os.fspath(path.relative_to(root))
                 words = f"rm -r '{shown}'" if path.is_dir() else f"rm '{shown}'"
@@ -244,12 +262,17 @@ def leftovers(root: Path) -> list[Finding]:
     return findings
 
 
-def temporary_files(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        for name in (*files, *folders):
-            if TEMPORARY.search(name):
-                yield Path(folder, name)
-        folders[:] = [name for name in folders if name not in SKIPPED and not TEMPORARY.search(name)]
+def temporary_files(root: Path) -> Iterator[tuple[Path, int]]:
+    """(path, process) of each: of this user, and neither a link nor behind one."""
+    for place, form in MADE.items():
+        for folder in sorted(root.glob(place)) if place != "." else [root]:
+            within = [each for each in (folder, *folder.parents) if each.is_relative_to(root) and each != root]
+            if not folder.is_dir() or any(each.is_symlink() for each in within):
+                continue
+            for path in sorted(folder.iterdir()):
+                match = form.fullmatch(path.name)
+                if match and not path.is_symlink() and path.lstat().st_uid == os.getuid():
+                    yield path, int(match[1])
 
 
 def newest(path: Path) -> float:

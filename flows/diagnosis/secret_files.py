@@ -17,6 +17,7 @@ from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from steps.core.errors import UserError
 from steps.project.git import git
 
+WORDS = ("ingested", "start", ".flywheel/capture", ".flywheel/forgotten")
 # Variable -> (its form, in words).
 FORMS = {
     "OPENAI_API_KEY": (r"[!-~]{8,}", "at least 8 ASCII characters without spaces"),
@@ -44,12 +45,19 @@ def keys(where: Place) -> list[Finding]:
 def modes(root: Path) -> list[Finding]:
     """.env and what .flywheel/ keeps secret, where others can read it."""
     findings, state = [], root / ".flywheel"
+    for shown in WORDS:
+        if (folder := root / shown).is_dir() and not folder.is_symlink() and folder.stat().st_mode & 0o077:
+            text = f"others than its owner can enter {shown}, which holds what people said"
+            findings.append(Finding("keys", BAD, text, f"chmod 700 {shown}", partial(closed, folder, shown)))
     for path in (root / ".env", *sorted(state.glob("*.key")), *sorted(state.glob("*.env"))):
         if not path.is_file():
             continue
         shown, about = os.path.relpath(path, root), path.stat()
         mode = stat.S_IMODE(about.st_mode)
-        if mode & 0o077:
+        if mode & 0o077 and path.is_symlink():
+            text = f"{shown} is a link, and others than its owner can read or change what it leads to (mode {mode:03o})"
+            findings.append(Finding("keys", BAD, text, f"chmod 600 {shown}  # if that is the project's"))
+        elif mode & 0o077:
             text = f"others than its owner can read or change {shown} (mode {mode:03o})"
             findings.append(Finding("keys", BAD, text, f"chmod 600 {shown}", partial(closed, path, shown)))
         if about.st_uid != os.getuid():
@@ -62,7 +70,14 @@ def modes(root: Path) -> list[Finding]:
 
 
 def closed(path: Path, shown: str) -> str:
-    path.chmod(0o600)
+    """Close a file of this user's to others, and nothing that a link leads to."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(number).st_uid != os.getuid():
+            raise PermissionError(f"{shown} belongs to another user")
+        os.fchmod(number, 0o700 if path.is_dir() else 0o600)
+    finally:
+        os.close(number)
     return f"only its owner can read {shown} now"
 
 

@@ -21,7 +21,7 @@ from environments.kit import http_client
 from flows.deployment import databases
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from flows.diagnosis.hashes import settings
-from steps.project import ledger, revisions
+from steps.project import ledger, revisions, store
 from steps.project.store import hidden
 
 SECONDS = 2.0  # for an answer
@@ -103,7 +103,11 @@ def of_ledger(where: Place) -> Finding:
             text = f"the ledger {shown} does not answer ({reason}): start its server or correct FLYWHEEL_LEDGER_URL"
             return Finding("servers", BAD, text)
     if version == ledger.SCHEMA:
-        return Finding("servers", OK, f"the ledger {shown} is at schema {version}")
+        address = sa.make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            address = address.set(database=str(where.root / str(parsed.database)))
+        text = address.render_as_string(hide_password=False)
+        return unfinished(where, text) or Finding("servers", OK, f"the ledger {shown} is at schema {version}")
     if version is None or numbers(version) < numbers(ledger.SCHEMA):
         named = f"schema {version}" if version else "a schema from before revisions"
         text = f"the ledger {shown} is at {named}, and this code uses {ledger.SCHEMA}: keep a backup; opening it upgrades it"
@@ -112,6 +116,26 @@ def of_ledger(where: Place) -> Finding:
         return Finding("servers", OK, f"the ledger {shown} is at schema {version}, with which this code works, too")
     text = f"the ledger {shown} is at schema {version}, and this code knows schemas up to {ledger.SCHEMA}"
     return Finding("servers", BAD, text, "git pull && make install")
+
+
+def unfinished(where: Place, url: str) -> Finding | None:
+    """A decision about a model that was interrupted; None where there is none."""
+    from flows.promotion import change
+    from steps.registry import decisions
+
+    with ledger.Ledger(url, patience=2) as opened, opened.reading() as link:
+        models = decisions.interrupted(link)
+    if not models:
+        return None
+
+    def finish() -> str:
+        named = {name: text for name, text in where.variables.items() if name.startswith("MLFLOW_")}
+        with store.variables(FLYWHEEL_LEDGER_URL=url, **named):
+            done = [change.finish(where.root, model) for model in models]
+        return "; ".join(f"{each.event} of {each.model} version {each.version} is finished" for each in done if each)
+
+    text = f"a decision about {', '.join(models)} was interrupted: whoever decides next, or `make serve`, finishes it"
+    return Finding("servers", WARN, text, "make doctor ARGS=--mend", finish)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -1,13 +1,11 @@
 """Judges a registered version by the gate: makes missing evaluations, the verdict, its table and its picture.
 
-It also runs single stages for that, and records what was decided in the ledger.
+It also runs single stages for that.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -293,34 +291,6 @@ def check_right() -> None:
     try:
         ledger = Ledger(patience=5)
     except UserError:
-        return  # `remember` says why
+        return  # flows/promotion/change.py says why
     with ledger:
         decisions.check_right(ledger)
-
-
-def remember(model: RegisteredModel, event: str, version: str, why: str, folder: Path | None = None) -> None:
-    """Write a decision (promotion, refusal, rollback) about a version to the ledger, with the verdict in `folder`.
-
-    `model` is as it was before. An unreachable ledger is only a warning: MLflow's tags have the decision as well.
-    """
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from steps.lineage import index, reader
-    from steps.project.ledger import Ledger
-    from steps.registry import decisions
-
-    champion = model.aliases.get("champion")
-    adapters = {number: entry.tags.get("adapter_hash") for number, entry in model.versions.items()}
-    own, former = adapters.get(version), adapters.get(champion or "")
-    evidence = reader.evidence(folder, os.fspath(folder)) if folder else None
-    verdict = evidence["hash"] if evidence else None
-    row = decisions.Decision(event, model.name, version, own, champion, former, why, verdict)
-    try:
-        with Ledger() as ledger:
-            decisions.record(ledger, row, evidence)
-            if folder:
-                index.add_verdict(Path.cwd(), ledger, os.fspath(folder))
-    except (UserError, SQLAlchemyError) as problem:
-        reason = " ".join(str(problem).split())[:300]
-        text = f"The ledger was not written: {reason}; MLflow's tags have what was decided."
-        print(text, file=sys.stderr, flush=True)

@@ -2,15 +2,19 @@
 
     POST /v1/chat/completions    with consent, and of a conversation that is in the sample: stored with its answer
     POST /feedback               {"response_id": "chatcmpl-…", "score": 0 to 1, "label": …, "comment": …, "correction": …}
+    GET /capture                 {"not_stored": counts by reason since the server started, "waiting_seconds": …}
 
 Consent is the header `x-flywheel-consent: yes`, or the second key (.flywheel/consent.key), which is that header for all
 of a client's requests; `no` always holds. A conversation is named by the header `x-flywheel-conversation`, by
 `metadata.conversation_id` in the body, or else by its first messages; its hash decides whether it is in the sample, so
 that it is whole or absent, and the header comes back with its key. Secrets and personal data are masked before anything
-is written, in a process beside the server (flows/serving/apart.py): what is not masked is never on the disk. The record is
-on the disk before the answer's end is sent: an answer that the client has whole is stored, and one whose record is lost was
-never whole. What is not stored is counted by its reason in counts.json of the store, and the first of each is said in the
-log. Other paths than the two are passed on and counted; answers that failed are not stored.
+is written, in a process beside the server (flows/serving/apart.py): what is not masked is never on the disk.
+
+Serving comes first. The record is on the disk before the answer's end is sent, so that an answer that the client has whole
+is stored; but an answer waits PATIENCE seconds at most, and not at all while earlier ones have waited for so long. Whatever
+happens to disk, folder or process costs records, and no answer. What is not stored is counted by its reason
+(flows/serving/counts.py): in the answer of /capture, in counts.json of the store and in the log as soon as they can be
+written, and on the operator's terminal. Other paths are passed on and counted; answers that failed are not stored.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -29,14 +32,18 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
-from flows.serving.apart import Apart, serve
+from flows.serving.apart import Apart, lost, serve
+from flows.serving.bodies import CHAT, CONVERSATION_HEADER, LARGEST, answers, asked, drained, named, read, refusal
+from flows.serving.counts import LATE, Counts, cause
 from flows.serving.guard import CONSENT_HEADER
+from steps.core import outside_json
 from steps.traces.captured import PRODUCER
 from steps.traces.messages import answer_of, conversation_of, tools_of
 from steps.traces.openai_jsonl import feedback_of, plain, reason
 from steps.traces.privacy import Privacy
-from steps.traces.records import content_hash, hashed, key_of
+from steps.traces.records import hashed, key_of
 from steps.traces.store import FULL, Store
+from steps.traces.tombstones import Forgotten
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,95 +52,138 @@ FOLDER, RATE, DAYS, BYTES, CONSENT = (
     f"FLYWHEEL_CAPTURE_{name}" for name in ("FOLDER", "RATE", "DAYS", "BYTES", "CONSENT")
 )
 MODULE = "flows.serving.capture"  # this one, also where it is run
-CONVERSATION_HEADER = "x-flywheel-conversation"
 DONE = re.compile(rb"\ndata: ?\[DONE\]\s*\Z")  # a line of its own: an answer may say the same words
 KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the header comes back
-CHAT, FEEDBACK = "/v1/chat/completions", "/feedback"
+FEEDBACK, COUNTS = "/feedback", "/capture"
+OTHERS = ("/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize", "/invocations")
 ANSWERED = "flywheel.answered"  # in a request's scope: where flows/serving/trial.py says which version answers
-LARGEST = 16 * 2**20  # bytes of a request, or of an answer, that is stored
+PATIENCE, FEEDBACK_PATIENCE = 0.5, 20.0  # seconds for which an answer waits for its record, and feedback for its own
+LONGEST = {
+    "response_id": 200,
+    "label": 200,
+    "comment": 20_000,
+    "correction": 200_000,
+}  # characters of feedback's fields
+LONGEST_FEEDBACK = 2**20  # bytes
 
 
 class Capture:
-    """Stores requests with their answers, and feedback on them."""
+    """Has requests stored with their answers, and feedback on them, in the process beside the server."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        days, size = float(os.environ[DAYS]), int(os.environ[BYTES])
-        self.store = Store(Path(os.environ[FOLDER]), size, days)
         self.rate, self.is_assumed = float(os.environ[RATE]), os.environ[CONSENT] == "assumed"
-        self.privacy = Privacy()
-        self.apart = Apart(MODULE)
-        self.answers: dict[str, str] | None = None  # key of the conversation of each stored answer, by its hashed id
-        self.lock = threading.Lock()  # of `answers`, which is read from the store with the first feedback
+        self.counts, self.apart = Counts(store()), Apart(MODULE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
+            self.apart.start()
             await self.app(scope, receive, send)
-            await asyncio.to_thread(self.apart.close)
+            await asyncio.to_thread(self.close)
+        elif scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", COUNTS):
+            told = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
+            await JSONResponse(told)(scope, receive, send)
         elif scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
         elif scope["path"] == FEEDBACK:
-            body, whole, _ = await read(receive)
-            status, answer = await self.answer_of_feedback(body) if whole else (413, refused("the body is too long"))
+            body, whole, again = await read(receive, LONGEST_FEEDBACK)
+            if not whole:
+                await drained(again)
+            too_long = f"the body is longer than {LONGEST_FEEDBACK} bytes"
+            status, answer = await self.answer_of_feedback(body) if whole else (413, refused(too_long))
             await JSONResponse(answer, status)(scope, receive, send)
         else:
             await self.chat(scope, receive, send)
 
+    def close(self) -> None:
+        self.apart.close()
+        self.counts.close()
+
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and store it with its answer where it may be."""
+        """Pass a request on, and have it stored with its answer where it may be."""
         headers = Headers(scope=scope)
         if scope["path"] != CHAT or not self.consents(headers):
-            why = "no consent" if scope["path"] == CHAT else f"not captured: {scope['path'][:60]}"
-            await asyncio.to_thread(self.missed, why)
-            await self.app(scope, receive, send)
-            return
+            path = scope["path"] if scope["path"] in OTHERS else "another path"
+            self.counts.add("no consent" if scope["path"] == CHAT else f"not captured: {path}")
+            return await self.app(scope, receive, send)
         body, whole, again = await read(receive)
-        request = asked(body) if whole else None
-        name = named(headers, request) if request else ""
-        key = name if KEY.fullmatch(name) else key_of(PRODUCER, name)
-        if request is None or int(key[-8:], 16) / 16**8 >= self.rate:
-            why = "not in the sample" if request else "unreadable" if whole else "too long"
-            await asyncio.to_thread(self.missed, why)
-            await self.app(scope, again, send)
-            return
+        try:
+            request = asked(body) if whole else None
+        except ValueError as problem:
+            self.counts.add("no JSON, which was refused")
+            return await refusal(400, str(problem))(scope, again, send)
+        key = self.chosen(headers, request) if request else ""
+        if not key:
+            self.counts.add("not in the sample" if request else "without messages" if whole else "too long")
+            return await self.app(scope, again, send)
         answered: dict[str, str | None] = {}
         self.apart.start()
-        await self.app({**scope, ANSWERED: answered}, again, Answer(self, body, key, answered, send))
+        return await self.app({**scope, ANSWERED: answered}, again, Answer(self, body, key, answered, send))
 
     def consents(self, headers: Headers) -> bool:
         header = headers.get(CONSENT_HEADER, "").strip().lower()
         return header in ("yes", "true", "1") or (not header and self.is_assumed)
 
+    def chosen(self, headers: Headers, request: Mapping[str, Any]) -> str:
+        """The key of a conversation that is in the sample; empty for another."""
+        name = named(headers, request)
+        key = name if KEY.fullmatch(name) else key_of(PRODUCER, name)
+        return key if int(key[-8:], 16) / 16**8 < self.rate else ""
+
     async def answer_of_feedback(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """The status and body that answer feedback, which is stored beside the server."""
-        try:
-            answer = await self.apart.call({"kind": "feedback"}, body)
-        except RuntimeError:
+        future = self.apart.call({"kind": "feedback"}, body)
+        await asyncio.wait([asyncio.wrap_future(future)], timeout=FEEDBACK_PATIENCE)
+        answer = future.result() if future.done() else {}
+        self.noted(answer)
+        if "answer" not in answer:
             return 503, refused("it was not stored: send it again")
         return answer["status"], answer["answer"]
 
     async def pass_on(self, key: str, version: str | None, body: bytes, answer: bytes) -> None:
-        """Have a request stored with its answer, beside the server; it is on the disk when this ends."""
-        try:
-            await self.apart.call({"kind": "call", "key": key, "version": version}, body, answer)
-        except RuntimeError as problem:
-            await asyncio.to_thread(self.missed, f"not stored: {problem}")
+        """Have a request stored with its answer, beside the server: it is on the disk when this ends, or that takes too
+        long, or it is lost, which is counted."""
+        behind = self.apart.behind()
+        future = self.apart.call({"kind": "call", "key": key, "version": version}, body, answer)
+        future.add_done_callback(lambda done: self.noted(done.result()))
+        if behind < PATIENCE:
+            await asyncio.wait([asyncio.wrap_future(future)], timeout=PATIENCE)
+        if not future.done():
+            self.counts.add(LATE)
+
+    def noted(self, answer: Mapping[str, Any]) -> None:
+        """Count what the process beside the server could not store."""
+        for why in [answer["lost"]] if "lost" in answer else answer.get("missed", ()):
+            self.counts.add(why)
+
+
+class Keeper:
+    """Masks and stores requests with their answers, and feedback on them: the process beside the server."""
+
+    def __init__(self) -> None:
+        self.store = store()
+        self.privacy = Privacy()
+        self.answers: dict[str, str] | None = None  # key of the conversation of each stored answer, by its hashed id
+        self.lock = threading.Lock()  # of `answers`, which is read from the store with the first feedback
+        self.missed: list[str] = []  # why something of the present call was not stored
 
     def keep(
         self, key: str, request: Mapping[str, Any], answers: list[dict[str, Any]], version: str | None = None
     ) -> None:
-        """Store a request with its answers. What cannot be stored is counted, and the client's answer goes on."""
+        """Store a request with its answers. What cannot be stored is named in `missed`."""
         try:
             for number, answer in enumerate(answers):
                 record = self.record(key, request, answer, number) | {"version": version}
                 if not self.store.append(record):
-                    self.missed(FULL)
+                    self.missed.append(FULL)
                     continue
                 with self.lock:
                     if self.answers is not None:
-                        self.answers[record["response"]] = key
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as problem:
-            self.missed(f"not stored: {reason(problem)[:80]}")
+                        self.answers.setdefault(record["response"], key)
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            self.missed.append(cause(reason(problem)))
+        except OSError as problem:
+            self.missed.append(lost(problem))
 
     def record(self, key: str, request: Mapping[str, Any], answer: Mapping[str, Any], number: int) -> dict[str, Any]:
         """A call as the store has it, masked. ValueError where it holds what cannot be kept, such as an image."""
@@ -155,18 +205,22 @@ class Capture:
         }
 
     def take(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Store feedback. The answer's status and body."""
+        """Store feedback. The answer's status and body. What costs nothing comes first: lengths, forms, and the id."""
         try:
-            fields = json.loads(body)
-            if not isinstance(fields, dict) or not fields.get("response_id"):
+            fields = outside_json.read(body)
+            name = fields.get("response_id") if isinstance(fields, dict) else None
+            if not isinstance(name, str) or not name:
                 raise ValueError("the body must be an object with response_id, the id of the answer that it is about")
             unknown = sorted(fields.keys() - {"response_id", "score", "label", "comment", "correction"})
             if unknown:
                 raise ValueError(f"there is no field {unknown[0][:40]}: give score, label, comment or correction")
-            feedback = self.privacy.feedback(feedback_of(fields, now()))
+            for field, most in LONGEST.items():
+                if len(value if isinstance(value := fields.get(field), str) else json.dumps(value)) > most:
+                    raise ValueError(f"{field} is longer than {most} characters")
+            feedback = feedback_of(fields, now())
             if feedback.score is None and not (feedback.comment or feedback.correction or feedback.label):
                 raise ValueError("it says nothing: give score, label, comment or correction")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
             return 400, refused(reason(problem))
         with self.lock:
             if self.answers is None:
@@ -174,20 +228,28 @@ class Capture:
             key = self.answers.get(feedback.response)
         if key is None:
             return 404, refused("no answer with this id was stored: it had no consent, or was not in the sample")
-        if not self.store.append({"kind": "feedback", "key": key, **feedback.model_dump(mode="json")}):
-            self.missed(FULL)
+        feedback = self.privacy.feedback(feedback)
+        try:
+            is_stored = self.store.append({"kind": "feedback", "key": key, **feedback.model_dump(mode="json")})
+        except Forgotten:
+            return 404, refused("no answer with this id is stored: its conversation was forgotten")
+        if not is_stored:
+            self.missed.append(FULL)
             return 507, refused("the store is full: its operator can raise --capture-mb or shorten --capture-days")
         return 201, {"stored": True, "conversation": key}
 
-    def missed(self, why: str) -> None:
-        """Count what is not stored; the first of each reason is said, and then each tenfold."""
-        count = self.store.count(why)
-        if str(count).strip("0") == "1":
-            print(
-                f"capture: {count} not stored: {why} (all counts: {self.store.folder / 'counts.json'})",
-                file=sys.stderr,
-                flush=True,
-            )
+    def answer(self, head: Mapping[str, Any], bodies: list[bytes]) -> dict[str, Any]:
+        """What answers a call of the server."""
+        self.missed, made = [], {}
+        if head["kind"] == "feedback":
+            status, content = self.take(bodies[0])
+            made = {"status": status, "answer": content}
+        elif request := asked(bodies[0]):
+            if given := answers(bodies[1]):
+                self.keep(head["key"], request, given, head["version"])
+            else:
+                self.missed.append("an answer that was cut off")
+        return made | {"missed": self.missed}
 
 
 class Answer:
@@ -202,6 +264,7 @@ class Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self.status == 200:
+                message.setdefault("headers", [])
                 MutableHeaders(raw=message["headers"])[CONVERSATION_HEADER] = self.key
         elif message["type"] == "http.response.body" and self.status == 200 and not self.is_kept:
             body = message.get("body", b"")
@@ -216,92 +279,19 @@ class Answer:
 
     async def keep(self) -> None:
         if self.size > LARGEST:
-            await asyncio.to_thread(self.capture.missed, "too long")
+            self.capture.counts.add("too long")
         else:
             await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
 
 
-async def read(receive: Receive) -> tuple[bytes, bool, Receive]:
-    """(the body, whether it is whole, what gives it to the application again)."""
-    messages: list[Message] = []
-    size, is_whole = 0, False
-    while size <= LARGEST:
-        messages.append(await receive())
-        size += len(messages[-1].get("body", b""))
-        if messages[-1]["type"] == "http.disconnect" or not messages[-1].get("more_body"):
-            is_whole = messages[-1]["type"] == "http.request"
-            break
-    left = iter(list(messages))
-
-    async def again() -> Message:
-        return next(left, None) or await receive()
-
-    return b"".join(message.get("body", b"") for message in messages), is_whole, again
+def store() -> Store:
+    """The store that the variables describe."""
+    return Store(Path(os.environ[FOLDER]), int(os.environ[BYTES]), float(os.environ[DAYS]))
 
 
-def asked(body: bytes) -> dict[str, Any] | None:
-    """The request in a body; None where it is none, which the application will say."""
-    request = json_object(body)
-    return request if isinstance(request.get("messages"), list) else None
-
-
-def named(headers: Headers, request: Mapping[str, Any]) -> str:
-    """What names a conversation: the client, or its messages up to the first of the user."""
-    metadata = request.get("metadata")
-    inside = metadata.get("conversation_id") if isinstance(metadata, Mapping) else None
-    if name := headers.get(CONVERSATION_HEADER) or inside:
-        return str(name)
-    try:
-        messages = conversation_of(request["messages"])
-    except RecursionError:
-        return "nested too deeply"
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return json.dumps(request["messages"], sort_keys=True, default=str)
-    first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    return content_hash(messages[: first + 1])
-
-
-def answers(body: bytes) -> list[dict[str, Any]]:
-    """The answers in a response, {"id", "message"}: of JSON, or joined from a stream's deltas. None of one that is cut
-    off."""
-    if body.lstrip().startswith(b"{"):
-        content = json_object(body)
-        choices = content.get("choices") or []
-        return [{"id": content.get("id"), "message": choice["message"]} for choice in choices if choice.get("message")]
-    name, ended = "", set[int]()
-    made: dict[int, dict[str, Any]] = {}
-    for line in body.decode("utf-8", "replace").split("\n"):
-        chunk = json_object(line.removeprefix("data:").strip().encode()) if line.startswith("data:") else {}
-        name = str(chunk.get("id") or name)
-        for choice in chunk.get("choices") or ():
-            number, delta = int(choice.get("index") or 0), choice.get("delta") or {}
-            message = made.setdefault(number, {"role": "assistant", "content": "", "reasoning": "", "calls": {}})
-            message["content"] += delta.get("content") or ""
-            message["reasoning"] += delta.get("reasoning") or delta.get("reasoning_content") or ""
-            for call in delta.get("tool_calls") or ():
-                function = call.get("function") or {}
-                entry = message["calls"].setdefault(
-                    int(call.get("index") or 0), {"function": {"name": "", "arguments": ""}}
-                )
-                entry |= {"id": call["id"]} if call.get("id") else {}
-                entry["function"]["name"] += function.get("name") or ""
-                entry["function"]["arguments"] += function.get("arguments") or ""
-            if choice.get("finish_reason"):
-                ended.add(number)
-    listed = []
-    for number in sorted(ended):
-        message = made[number]
-        calls = [call for _, call in sorted(message.pop("calls").items())]
-        listed.append({"id": name, "message": message | ({"tool_calls": calls} if calls else {})})
-    return listed
-
-
-def json_object(body: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):  # no JSON, or too deep for it
-        return {}
-    return content if isinstance(content, dict) else {}
+def is_usual(why: str) -> bool:
+    """Whether a count is of requests that were not to be stored."""
+    return why in ("no consent", "not in the sample") or why.startswith("not captured: ")
 
 
 def refused(text: str) -> dict[str, Any]:
@@ -314,20 +304,8 @@ def now() -> str:
 
 def main() -> None:
     """The process beside the server."""
-    capture = Capture(None)  # type: ignore[arg-type]  # nothing is passed on
-
-    def answer(head: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
-        if head["kind"] == "feedback":
-            status, content = capture.take(bodies[0])
-            return {"status": status, "answer": content}
-        if request := asked(bodies[0]):
-            if made := answers(bodies[1]):
-                capture.keep(head["key"], request, made, head["version"])
-            else:
-                capture.missed("an answer that was cut off")
-        return {}
-
-    serve(answer, capture.store.together)
+    keeper = Keeper()
+    serve(keeper.answer, keeper.store.together)
 
 
 if __name__ == "__main__":

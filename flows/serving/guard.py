@@ -3,11 +3,13 @@
 vLLM's own check of the key covers only some paths (`/v1` and a few more), while `/invocations`, `/adapters`, `/metrics` and
 others answer anybody. Here every request needs the key, and must name this server as its host, against DNS rebinding: a
 foreign page whose name points at 127.0.0.1 still sends that name. Pages of other sites are not answered. Only `/health`
-needs none of it. Adapters are loaded and removed by flows/serve.py alone, which sends a second secret, so that what has the
-champion's name is the champion.
+needs none of it. Of vLLM's paths only those in `ROUTES` are open, because others, such as `/scale_elastic_ep`, stop or
+change the server, and each version brings new ones. Adapters are loaded and removed by flows/serve.py alone, which sends a
+second secret, so that what has the champion's name is the champion.
 
 With capture (flows/serving/capture.py) there is a second key, for clients whose people agreed that what they say is kept. A
-request with it goes on with the first one and a header that says so.
+request with it goes on with the first one and a header that says so. The id of an answer, under which feedback is given, is
+drawn here: vLLM would take the client's own `x-request-id`, and two answers could have the same.
 """
 
 from __future__ import annotations
@@ -31,6 +33,12 @@ CONSENT_KEY = "FLYWHEEL_CONSENT_KEY"  # what clients send whose people agreed to
 CONSENT_HEADER = "x-flywheel-consent"
 HOST = "FLYWHEEL_SERVE_HOST"  # the address at which the server listens
 SWAP_HEADER = "x-flywheel-swap"
+# What clients may call: to read, and to have an answer. A path in another spelling is none of these.
+READ = "/health /ping /version /load /metrics /openapi.json /v1/models /capture"
+ASK = """/v1/chat/completions /v1/chat/completions/render /v1/completions /v1/responses /v1/messages
+    /v1/messages/count_tokens /tokenize /detokenize /invocations /ping /feedback"""
+ROUTES = frozenset([("GET", path) for path in READ.split()] + [("POST", path) for path in ASK.split()])
+ADAPTERS = frozenset({("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")})
 
 
 class Guard:
@@ -49,7 +57,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_health = scope["type"] == "http" and scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
         if scope["type"] == "lifespan" or is_health or (refusal := self.refusal(scope)) is None:
-            return await self.app(self.with_consent(scope), receive, send)
+            return await self.app(self.passed(scope), receive, send)
         status, text = refusal
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008, "reason": text})
@@ -68,23 +76,35 @@ class Guard:
         keys = [self.key, *([self.consent_key] if self.consent_key else [])]
         if scheme.lower() != "bearer" or not sum(same(token.strip(), key) for key in keys):
             return 401, "the key is missing or wrong: send 'Authorization: Bearer' with what .flywheel/serve.key holds"
-        if (
-            self.needs_swap_token
-            and "adapter" in scope["path"].lower()
-            and not same(headers.get(SWAP_HEADER, ""), self.swap_token)
-        ):
+        method, path = scope.get("method", "websocket").replace("HEAD", "GET"), scope["path"]
+        if self.needs_swap_token and "adapter" in path.lower():
+            if (method, path) in ADAPTERS and same(headers.get(SWAP_HEADER, ""), self.swap_token):
+                return None
             return 403, "adapters come from the registry alone: move the alias that this server follows"
+        if not self.serves(method, path):
+            return 403, "this path is not served here: flows/serving/guard.py lists those that are"
         return None
 
-    def with_consent(self, scope: Scope) -> Scope:
-        """The request; one with the key for consent has the other key, and the header, unless it says something else."""
-        token = Headers(scope=scope).get("authorization", "").partition(" ")[2].strip() if "headers" in scope else ""
-        if not self.consent_key or not same(token, self.consent_key):
+    def serves(self, method: str, path: str) -> bool:
+        """Whether whoever has the key may call this."""
+        return (method, path) in ROUTES
+
+    def passed(self, scope: Scope) -> Scope:
+        """The request as the application gets it: with an id of ours; one with the key for consent has the other key, and
+        the header, unless it says something else."""
+        if scope["type"] != "http":
             return scope
-        kept = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
-        if CONSENT_HEADER not in Headers(scope=scope):
-            kept.append((CONSENT_HEADER.encode(), b"yes"))
-        return {**scope, "headers": [*kept, (b"authorization", f"Bearer {self.key}".encode())]}
+        headers = Headers(scope=scope)
+        has_consent = self.consent_key and same(
+            headers.get("authorization", "").partition(" ")[2].strip(), self.consent_key
+        )
+        replaced = (b"x-request-id", b"authorization") if has_consent else (b"x-request-id",)
+        kept = [(name, value) for name, value in scope["headers"] if name not in replaced]
+        kept.append((b"x-request-id", secrets.token_hex(16).encode()))
+        if has_consent:
+            kept.append((b"authorization", f"Bearer {self.key}".encode()))
+            kept += [(CONSENT_HEADER.encode(), b"yes")] if CONSENT_HEADER not in headers else []
+        return {**scope, "headers": kept}
 
 
 def same(given: str, expected: str) -> bool:

@@ -2,7 +2,8 @@
 
 flows/serve.py calls this at each look-up of the alias. The scores are those of feedback in the store of captured
 conversations; a correction without a score counts as 0. Looks are counted in the versions' tags, so that a restart of the
-server does not begin again (steps/registry/live.py says why they count). Every decision is a row of the ledger.
+server does not begin again (steps/registry/live.py says why they count). Every decision is a row of the ledger. One puts a
+version on trial: the alias alone does not.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from flows.promotion import change
 from steps.core.params import Serve
-from steps.registry import live
+from steps.project.ledger import Ledger
+from steps.registry import decisions, live
 from steps.registry.model import CANARY, RegisteredModel
 from steps.traces.store import Store
 
@@ -35,7 +38,8 @@ class Scores:
             self.ends[line.segment] = line.end
             record = line.record or {}
             if record.get("kind") == "call" and record.get("version"):
-                self.answers[record["response"]] = (record["key"], record["version"], record["time"])
+                told = record["key"], record["version"], record["time"]
+                self.answers.setdefault(record["response"], told)  # an id is of the first answer that had it
             elif record.get("kind") == "feedback":
                 score = record.get("score")
                 score = 0.0 if score is None and record.get("correction") else score
@@ -52,17 +56,27 @@ class Scores:
         return [sum(scores) / len(scores) for scores in by_conversation.values()]
 
 
-def begin(model: RegisteredModel, version: str, now: datetime | None = None) -> None:
-    """Put a version on trial, from now on."""
+def trial_writes(version: str, now: datetime | None = None) -> list[change.Write]:
+    """The writes that put a version on trial, from now on."""
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    for tag, value in ((SINCE, moment), (LOOKS, "0")):
-        model.client.set_model_version_tag(model.name, version, tag, value)
-    model.client.set_registered_model_alias(model.name, CANARY, version)
+    tags = ((SINCE, moment), (LOOKS, "0"))
+    return [*(("tag", version, *tag) for tag in tags), ("alias", CANARY, version)]
+
+
+def on_trial(model: RegisteredModel) -> str | None:
+    """The version on trial: that with the alias, if it is not champion and the ledger says that the gate let it through.
+    UserError where the ledger cannot be asked."""
+    version = model.aliases.get(CANARY)
+    if version is None or version == model.aliases.get("champion"):
+        return None
+    adapter = model.versions[version].tags.get("adapter_hash", "")
+    with Ledger(patience=change.PATIENCE) as ledger, ledger.reading() as link:
+        return version if decisions.let_on_trial(link, model.name, version, adapter) else None
 
 
 def decide_canary(model: RegisteredModel, scores: Scores, settings: Serve, now: datetime | None = None) -> str:
     """Promote or withdraw the version on trial where that can be said now: the sentence that says it, else an empty text."""
-    version, champion = model.aliases.get(CANARY), model.aliases.get("champion")
+    version, champion = on_trial(model), model.aliases.get("champion")
     if version is None or champion is None:
         return ""
     tags = model.versions[version].tags
@@ -86,22 +100,15 @@ def decide_canary(model: RegisteredModel, scores: Scores, settings: Serve, now: 
 
 def promote(model: RegisteredModel, version: str, why: str) -> str:
     """Make the version on trial champion."""
-    from flows.promotion.judging import remember
-
-    model.set_champion(version)
-    model.client.delete_registered_model_alias(model.name, CANARY)
-    model.client.set_model_version_tag(model.name, version, "promoted", "true")
-    remember(model, "promotion", version, why)
+    writes = [*change.champion_writes(model, version), ("tag", version, "promoted", "true")]
+    change.decide(model, "promotion", version, why, writes, is_of_trial=True)
     return f"version {version} is promoted, {why}"
 
 
 def withdraw(model: RegisteredModel, version: str, why: str) -> str:
     """End a trial. The version keeps its number; only a person can put it on trial again (`flows.promote --version`)."""
-    from flows.promotion.judging import remember
-
-    model.client.delete_registered_model_alias(model.name, CANARY)
-    model.client.set_model_version_tag(model.name, version, WITHDRAWN, why)
-    remember(model, "withdrawal", version, why)
+    writes = [("no_alias", CANARY), ("tag", version, WITHDRAWN, why)]
+    change.decide(model, "withdrawal", version, why, writes, is_of_trial=True)
     return f"version {version} is withdrawn, {why}"
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from steps.policy.chat import Chat
 
 SERVER = "vllm.entrypoints.openai.api_server"
+LIMITED_SERVER = "flows.serving.vllm_process"  # the same, as this project starts it
 KEY = Path(".flywheel/serve.key")
 HOST, PORT = "127.0.0.1", 8000
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
@@ -63,7 +64,7 @@ class Server(NamedTuple):
 
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
-        words = [SERVER, "--host", self.host, "--port", str(self.port)]
+        words = [LIMITED_SERVER, "--host", self.host, "--port", str(self.port)]
         seen = ["--middleware", f"{shown.__name__}.{shown.Shown.__name__}"]
         kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
         kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
@@ -88,6 +89,13 @@ class Server(NamedTuple):
             raise UserError(f"no model is served at {self.page} ({problem}): {start}") from None
         except (http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
             raise UserError(f"what listens at {self.page} is no model server: name the port of `make serve`") from None
+
+    def missed(self) -> dict[str, int]:
+        """What was not captured since the server started, by its reason; empty where it does not say."""
+        try:
+            return {str(why): int(count) for why, count in json.loads(self._call(capture.COUNTS))["not_stored"].items()}
+        except (OSError, http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
+            return {}
 
     def swap(self, adapter: Path, name: str = "") -> None:
         """Have the server load another adapter under the same name, or one more under another. UserError where it does not:

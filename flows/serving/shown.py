@@ -14,11 +14,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
+from starlette.datastructures import Headers
 
-from flows.serving.capture import CHAT, json_object, read
+from flows.serving.bodies import CHAT, drained, read, refusal
 from flows.serving.trial import rewritten
-from steps.core import parts
+from steps.core import outside_json, parts
 from steps.core.params import Policy
 from steps.policy.loading import load_tokenizer
 from steps.policy.rendering import Renderer
@@ -43,17 +43,17 @@ class Shown:
             return await self.app(scope, receive, send)
         body, is_whole, again = await read(receive)
         if not is_whole:
-            refusal = {"error": {"message": "the request is too long", "type": "BadRequestError", "code": 413}}
-            return await JSONResponse(refusal, 413)(scope, again, send)
-        request = json_object(body)
-        if not request.keys() & set(TEXTS):
+            await drained(again)
+            return await refusal(413, "the request is too long")(scope, receive, send)
+        if not body or Headers(scope=scope).get("content-type", "").startswith("multipart/"):
             return await self.app(scope, again, send)
         try:
+            request = outside_json.read_object(body)
+            if not request.keys() & set(TEXTS):
+                return await self.app(scope, again, send)
             changed = self.chat(request) if scope["path"] in CHATS else self.plain(request)
-        except (ValueError, RecursionError) as problem:
-            why = "the request is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
-            refusal = {"error": {"message": why, "type": "BadRequestError", "param": "messages", "code": 400}}
-            return await JSONResponse(refusal, 400)(scope, again, send)
+        except ValueError as problem:
+            return await refusal(400, str(problem))(scope, again, send)
         return await self.app(*rewritten(scope, json.dumps(changed).encode(), again), send)
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from flows.serving.capture import ANSWERED, CHAT, asked, named, read
+from flows.serving.bodies import CHAT, asked, named, read, refusal
+from flows.serving.capture import ANSWERED
 from steps.core.files import write_text
 
 if TYPE_CHECKING:
@@ -56,23 +57,28 @@ class Trial:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != CHAT:
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         body, is_whole, again = await read(receive)
-        request, served = asked(body) if is_whole else None, self.now()
+        try:
+            request, served = asked(body) if is_whole else None, self.now()
+        except ValueError as problem:
+            return await refusal(400, str(problem))(scope, again, send)
         if request is None or request.get("model") != served.name:
-            await self.app(scope, again, send)
-            return
+            return await self.app(scope, again, send)
         if is_canary := served.gets_canary(named(Headers(scope=scope), request)):
             scope, again = rewritten(scope, json.dumps(request | {"model": served.canary_name}).encode(), again)
         answer = Answer(self, scope, served.canary if is_canary else served.champion, is_canary, send)
-        await self.app(scope, again, answer)
+        return await self.app(scope, again, answer)
 
     def now(self) -> Served:
-        """What is served, by the file, which is read again when it has changed."""
-        status = self.path.stat()
-        if (state := (status.st_mtime_ns, status.st_ino)) != self.state:
-            self.served, self.state = Served(**json.loads(self.path.read_text())), state
+        """What is served, by the file, which is read again when it has changed. Where it cannot be read, requests go where
+        they went, and nobody can tell which version that is."""
+        try:
+            status = self.path.stat()
+            if (state := (status.st_mtime_ns, status.st_ino)) != self.state:
+                self.served, self.state = Served(**json.loads(self.path.read_text())), state
+        except (OSError, ValueError, TypeError):
+            self.served, self.state = self.served._replace(champion=None), None
         return self.served
 
 

@@ -189,6 +189,7 @@ def write_chain(params: Params, iterations: int, best: int | str) -> None:
         start.origins(params),
         params.task if params.tasks else "",
         start.opponent(params),
+        params.policy.base_model,
     )
 
 

@@ -23,6 +23,7 @@ from steps.core.errors import UserError
 from steps.core.params import Params, Policy, short_name
 from steps.planning import models
 from steps.policy.adapter import FILES, adapter_hash
+from steps.policy.loading import no_path
 from steps.project import lock
 from steps.project.chain import BASE, read_chain
 from steps.project.dvc import dvc, dvc_output
@@ -152,6 +153,7 @@ def from_hub(address: str, to: Path, optimizer: bool) -> Brought:
             f"policy.start_optimizer would have no effect: an adapter on the Hub, {address}, has no optimiser state; take "
             "it out"
         )
+    no_path(match[1], "policy.start_from")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
     from huggingface_hub import snapshot_download
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from flows.repro.parameters import set_params
 from flows.training import sources
 from flows.training.demonstrations import collect
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 from steps.core.params import Params
 from steps.core.yaml_text import read_mapping
 from steps.data import ingested
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
 from steps.project.git import git
+from steps.traces import tombstones
 
 FOLDER, POINTER = Path("start"), Path(workspace.STARTED)
 ORIGIN = "origin.json"
@@ -69,7 +72,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
     temporary = Path(f".tmp-{os.getpid()}.start")
     try:
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)  # people's words may be in it
         origin: dict[str, Any] = {"asked": asked}
         if params.policy.start_from is not None:
             origin["policy"] = sources.bring(root, params, temporary / "policy")
@@ -79,6 +82,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
             origin["demonstrations"] = collect(root, params, temporary / "demonstrations.jsonl")
         if params.scenarios.ingested is not None:
             origin["scenarios"] = take_scenarios(root, params, temporary / ingested.FILE.name)
+        refuse_forgotten(root, temporary)
         (temporary / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
         shutil.rmtree(FOLDER, ignore_errors=True)
         temporary.rename(FOLDER)
@@ -87,6 +91,20 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     dvc(Path.cwd(), "add", "--quiet", os.fspath(FOLDER))
     pin(params, origin)
     return described(origin)
+
+
+def refuse_forgotten(root: Path, folder: Path) -> None:
+    """UserError where what a run would learn from holds a conversation that was forgotten, as an old version does that DVC
+    brought back."""
+    marks = tombstones.of(root)
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in json_lines(path):
+            found = re.search(r'"source": "([a-z]+:[0-9a-f]{16})"', line)
+            if found and marks.holds(found[1]):
+                raise UserError(
+                    f"{path.name}: {found[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
+                    "which leaves it out (`.venv/bin/python -m flows.ingest`), and give no copy of an old version"
+                )
 
 
 def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""Small files, written whole."""
+"""Small files, written whole; and what only its owner may read."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from _thread import get_native_id  # `threading` imports more than a stage's client needs
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,19 @@ def json_lines(path: Path) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def write_text(path: Path, text: str, lasting: bool = True) -> None:
+def write_text(path: Path, text: str, lasting: bool = True, private: bool = False) -> None:
     """Write a file in UTF-8, whole or not at all: a full disk or a crash leaves what was there before.
 
     `lasting` waits until the disk has the content. Without that a file system may put the new name in place first, and find
     only later that it has no room for the content. It is off for what is written often and worth nothing after a crash.
+    `private`: only its owner can read it, from the first byte on.
     """
     temporary = path.with_name(
         f".tmp-{os.getpid()}-{get_native_id()}.{path.name}"
     )  # two threads may write the same file
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8", opener=owners if private else None) as file:
             file.write(text)
             file.flush()
             if lasting:
@@ -40,6 +45,19 @@ def write_text(path: Path, text: str, lasting: bool = True) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def owners(path: str, flags: int) -> int:
+    """An opener for `open`: a file that is made is its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner can enter, or close one that is there. What is in it needs no mode of its own then,
+    such as what DVC links or copies to there with its own modes."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    return folder
 
 
 def flush(path: Path) -> None:
@@ -64,3 +82,12 @@ def exchange(first: Path, second: Path) -> bool:
     return renameat2 is not None and not renameat2(
         at_folder, os.fsencode(first), at_folder, os.fsencode(second), exchanging
     )
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Inside, no other process or thread holds the same lock, which is the kernel's on this file and ends with its holder.
+    What is read, changed and written again belongs inside, all three."""
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

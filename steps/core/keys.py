@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 
 from steps.core.errors import UserError
+from steps.core.files import write_text
 
 
 def key(path: Path, user: str = "flywheel:") -> str:
@@ -30,13 +30,4 @@ def key(path: Path, user: str = "flywheel:") -> str:
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{os.getpid()}.{path.name}")
-    temporary.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, text, private=True)

@@ -9,6 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from typing import Any
+
+# uvicorn's options for every server: a request's line and headers have 64 KiB together. Its other parser, httptools, has no
+# limit: a caller without a key could send 64 MB of them.
+LIMITED: dict[str, Any] = {"http": "h11", "h11_max_incomplete_event_size": 65_536}
 
 
 def host_name(header: str) -> str:

@@ -67,6 +67,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
 
     from steps.core.params import Policy
     from steps.gateway.batch import Batch
+    from steps.gateway.heads import LimitedProtocol
     from steps.gateway.plan import Chats, Plan
     from steps.gateway.server import Server
 
@@ -76,7 +77,9 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     def send(message: dict[str, Any]) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
 
-    options = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75)
+    options = uvicorn.Config(
+        server.app, http=LimitedProtocol, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75
+    )
     running = asyncio.create_task(uvicorn.Server(options).serve([listener]))
     sweeping = asyncio.create_task(sweep(server))
     while line := await reader.readline():

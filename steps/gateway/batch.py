@@ -8,9 +8,10 @@ disk.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from environments._agents import Result
 from environments._pictures import apart
 from steps.core.params import Agents
 from steps.gateway import replies, responses
-from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name
+from steps.gateway.calls import Asked, Call, Execution, Waiter, branch_name, recorded
 from steps.gateway.dialects import DIALECTS
 from steps.gateway.graph import Graph
 from steps.gateway.journal import Answer, Entry, Journal
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from steps.gateway.graph import Placement
 
 TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
+MAX_TURNS = "max_turns"
+AT_ONCE = 16_384  # letters of a prompt that are tokenised in the event loop, which takes some milliseconds
 
 
 class Batch:
@@ -57,34 +60,43 @@ class Batch:
         settings = (self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds, self.agents.clients)
         self.leases = Leases(list(self.episodes), *settings)
         self.refused: dict[str, str] = {}  # by episode: the code of the latest refusal
+        self.unread: set[str] = set()  # episodes whose calls an earlier process has answered, and this one has not read
         self.is_finished = False
         self.news = asyncio.Event()
         self._restore()
 
     def _restore(self) -> None:
-        """Go on where an earlier process was: which episodes have ended, who has which lease, what was answered."""
-        entries: dict[str, list[Entry]] = defaultdict(list)
-        numbers: dict[tuple[str, int, int], int] = {}
-        for number, entry in self.journal.entries():
-            if entry.adapter == self.plan.adapter and entry.episode in self.episodes:
-                entries[entry.episode].append(entry)
-                numbers[entry.episode, entry.lease, entry.asked] = number
-        self.earlier = entries
+        """Go on where an earlier process was: which episodes have ended, and who has which lease. What was answered is read
+        when it is needed (`recall`)."""
         for name, state in self.journal.episodes().items():
             if name not in self.episodes:
                 continue
             if state.ended:
-                self.leases.restore_ended(name, (state.trajectory or {}).get("error"))
+                self.leases.restore_ended(name, state.error)
             elif state.lease:
                 if state.refused:
                     self.refused[name] = state.refused
                 self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
-                before = [entry for entry in entries[name] if entry.lease < state.lease]
-                execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar), before)
-                for entry in entries[name]:
-                    if entry.lease == state.lease:
-                        self._again(execution, entry, numbers[name, entry.lease, entry.asked])
+                execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar))
+                execution.unread = state.calls
                 self.executions[name] = execution
+                self.unread.add(name)
+
+    def recall(self, execution: Execution) -> None:
+        """Put an execution's recorded calls back into it, where an earlier process answered them."""
+        if execution.episode not in self.unread or self.executions.get(execution.episode) is not execution:
+            return
+        self.unread.discard(execution.episode)
+        execution.unread = 0
+        entries = self._recorded(execution.episode)
+        execution.recorded = recorded(entry for _, entry in entries if entry.lease < execution.lease)
+        for number, entry in entries:
+            if entry.lease == execution.lease:
+                self._again(execution, entry, number)
+
+    def _recorded(self, episode: str) -> list[tuple[int, Entry]]:
+        """The calls of an episode that this batch's policy answered."""
+        return [pair for pair in self.journal.entries(episode) if pair[1].adapter == self.plan.adapter]
 
     def _again(self, execution: Execution, entry: Entry, number: int) -> None:
         """Put a recorded call back into its execution."""
@@ -147,9 +159,8 @@ class Batch:
         if leased:
             self.journal.lease([(*entry, self.leases.losses[entry[0]]) for entry in leased])
         for name, lease, key in leased:
-            self.executions[name] = Execution(
-                name, self.places[name], lease, key, Graph(self.plan.grammar), self.earlier.get(name, [])
-            )
+            before = [entry for _, entry in self._recorded(name)]
+            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(self.plan.grammar), before)
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
             more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
@@ -195,6 +206,7 @@ class Batch:
 
     def _end(self, name: str, execution: Execution, result: Result | None, error: str | None) -> None:
         """Write the record of an episode."""
+        self.recall(execution)
         episode = self.episodes[name]
         written = execution.graph.trajectory(
             name, episode["scenario"]["id"], episode["attempt"], self.plan.adapter, result, error
@@ -207,6 +219,7 @@ class Batch:
     def _close(self, name: str) -> None:
         """An execution has ended, or was lost."""
         if (execution := self.executions.pop(name, None)) is not None:
+            self.unread.discard(name)
             for call in self.rounds.drop(execution):
                 call.reply.set_exception(BadRequest("this execution of the episode is over"))
                 call.reply.exception()  # nobody may wait for it
@@ -241,7 +254,7 @@ class Batch:
         shown = self.leases.status(now)
         for entry in shown["under_way"]:
             execution = self.executions.get(entry["episode"])
-            entry["calls"] = len(execution.calls) if execution else 0
+            entry["calls"] = len(execution.calls) + execution.unread if execution else 0
         rate = self.tokens / max(now - self.began, 1e-3)
         counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
         return (
@@ -264,23 +277,44 @@ class Batch:
             digest = asked.digest()
             call = await execution.find(asked, digest)
             if call is None:
-                call = self._open(execution, asked, digest)
+                call = await self._open(execution, asked, digest)
             else:
                 self.repeated += 1
             call.waiters.append(waiter)
         return call
 
-    def _open(self, execution: Execution, asked: Asked, digest: str) -> Call:
+    async def count(self, execution: Execution, asked: Asked) -> int:
+        """The tokens of a request's prompt. BadRequest where it cannot be answered."""
+        async with execution.lock:
+            _, [placement, *_] = await self._place(execution, self.parse(execution, asked))
+        return len(placement.prompt_ids)
+
+    async def _place(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
+        """`_placed`, in a thread where that takes long, so that the other agents go on meanwhile. BadRequest, before any of
+        the text is tokenised, where it cannot fit."""
+        size, context = length(request), self.chats.policy.context
+        most, unit = (context, "ids") if isinstance(request.prompt, tuple) else (self.chats.most_text, "letters")
+        if size > most:
+            reason = f"policy.context is {context} tokens, which at most {most} {unit} fit into: the prompt has {size}"
+            raise BadRequest(reason, "messages", TOO_LONG)
+        if size <= AT_ONCE:
+            return self._placed(execution, request)
+        placed = await asyncio.to_thread(self._placed, execution, request)
+        if self.executions.get(execution.episode) is not execution:
+            raise BadRequest("this execution of the episode is over")
+        return placed
+
+    async def _open(self, execution: Execution, asked: Asked, digest: str) -> Call:
         request = self.parse(execution, asked)
         if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
-            raise self._refused(execution, f"rollout.max_turns: {self.plan.max_turns} answers were given", "max_turns")
-        chat, placements = self._placed(execution, request)
+            raise BadRequest(f"rollout.max_turns: {self.plan.max_turns} answers were given", "messages", MAX_TURNS)
+        chat, placements = await self._place(execution, request)
         limit = min(request.max_tokens or self.plan.max_tokens, self.plan.max_tokens)
-        length = len(placements[0].prompt_ids)
-        if length + limit > self.chats.policy.context:
+        tokens = len(placements[0].prompt_ids)
+        if tokens + limit > self.chats.policy.context:
             most = f"policy.context is {self.chats.policy.context} tokens"
-            reason = f"{most}: the prompt has {length}, and the answer may have {limit}"
-            raise self._refused(execution, reason, TOO_LONG)
+            reason = f"{most}: the prompt has {tokens}, and the answer may have {limit}"
+            raise BadRequest(reason, "messages", TOO_LONG)
         if replies.is_held_to_one_call(request) and chat.tool_parser != replies.TAGGED:
             request = request._replace(ignored=(*request.ignored, "parallel_tool_calls"))
         limits = replies.limits(request, chat, limit, self.plan.grammar)
@@ -305,10 +339,11 @@ class Batch:
             asyncio.get_running_loop().call_later(0 if self.plan.order == "free" else SETTLE, self.pump)
         return call
 
-    def _refused(self, execution: Execution, reason: str, code: str) -> BadRequest:
-        self.journal.refuse(execution.episode, code)
-        self.refused[execution.episode] = code
-        return BadRequest(reason, "messages", code)
+    def refuse(self, execution: Execution, problem: BadRequest) -> None:
+        """Note why a request was not answered, where that says how its episode may end."""
+        if problem.code in (TOO_LONG, MAX_TURNS):
+            self.journal.refuse(execution.episode, problem.code)
+            self.refused[execution.episode] = problem.code
 
     def pump(self) -> None:
         """Send the engine what can be sampled now."""
@@ -354,7 +389,6 @@ class Batch:
         numbers = self.journal.record(entries)
         for (execution, call), entry, number in zip(calls, entries, numbers, strict=True):
             call.entry = number
-            self.earlier[execution.episode].append(entry)
             current = self.executions.get(execution.episode)
             if current is not None and current is not execution and not current.has_asked(call.digest):
                 current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
@@ -398,6 +432,15 @@ class Batch:
     def _note_delivered(self) -> None:
         self.journal.deliver(self.delivered)
         self.delivered = []
+
+
+def length(request: Request) -> int:
+    """Letters of a prompt that its tokens must hold: texts, calls and tools, without reasoning, which templates leave out.
+    For a prompt of token ids, their number."""
+    texts: list[Any] = [message.get("content") or "" for message in request.messages]
+    structures = [*(message.get("tool_calls") or () for message in request.messages), request.tools]
+    texts += [json.dumps(each, ensure_ascii=False) for each in structures if each]
+    return sum(map(len, texts)) + len(request.prompt or "")
 
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:

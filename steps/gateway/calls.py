@@ -105,6 +105,7 @@ class Execution:
     ) -> None:
         self.episode, self.place, self.lease, self.key, self.graph = episode, place, lease, key, graph
         self.calls: list[Call] = []
+        self.unread = 0  # further calls, which an earlier process of the gateway has answered
         self.recorded = recorded(earlier)
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 

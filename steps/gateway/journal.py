@@ -11,7 +11,7 @@ import json
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,8 @@ CREATE TABLE IF NOT EXISTS answers (
     PRIMARY KEY (call, place));
 CREATE TABLE IF NOT EXISTS episodes (
     episode TEXT PRIMARY KEY, lease INTEGER NOT NULL, key TEXT NOT NULL, lost INTEGER NOT NULL DEFAULT 0,
-    refused TEXT, ended INTEGER NOT NULL DEFAULT 0, trajectory BLOB);
+    refused TEXT, ended INTEGER NOT NULL DEFAULT 0, trajectory BLOB, error TEXT);
+CREATE INDEX IF NOT EXISTS calls_of_episodes ON calls (episode);
 """
 
 
@@ -76,7 +77,8 @@ class EpisodeState(NamedTuple):
     lost: int  # executions whose client was lost
     ended: bool
     refused: str | None  # why its latest request was refused, such as context_length_exceeded
-    trajectory: dict[str, Any] | None  # once it has ended
+    error: str | None  # with which it has ended
+    calls: int  # that were answered in its latest execution
 
 
 class Journal:
@@ -89,6 +91,8 @@ class Journal:
         for setting in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000"):
             self.database.execute(f"PRAGMA {setting}")
         self.database.executescript(TABLES)
+        if "error" not in {column[1] for column in self.database.execute("PRAGMA table_info (episodes)")}:
+            self.database.execute("ALTER TABLE episodes ADD COLUMN error TEXT")  # a journal of an earlier version
 
     def close(self) -> None:
         self.database.close()
@@ -137,22 +141,30 @@ class Journal:
         """Note what an episode came to, once and for all."""
         with self:
             self.database.execute(
-                "INSERT INTO episodes (episode, lease, key, ended, trajectory) VALUES (?1, 0, '', 1, ?2) "
-                "ON CONFLICT (episode) DO UPDATE SET ended = 1, trajectory = ?2 WHERE ended = 0",
-                (episode, _packed(trajectory)),
+                "INSERT INTO episodes (episode, lease, key, ended, trajectory, error) VALUES (?1, 0, '', 1, ?2, ?3) "
+                "ON CONFLICT (episode) DO UPDATE SET ended = 1, trajectory = ?2, error = ?3 WHERE ended = 0",
+                (episode, _packed(trajectory), trajectory.get("error")),
             )
 
     def reopen(self) -> None:
         """Have all episodes played again, with the answers that are here."""
         with self:
-            self.database.execute("UPDATE episodes SET ended = 0, lost = 0, refused = NULL, trajectory = NULL")
+            self.database.execute(
+                "UPDATE episodes SET ended = 0, lost = 0, refused = NULL, trajectory = NULL, error = NULL"
+            )
 
     def episodes(self) -> dict[str, EpisodeState]:
-        rows = self.database.execute("SELECT episode, lease, key, lost, ended, refused, trajectory FROM episodes")
-        return {
-            name: EpisodeState(lease, key, lost, bool(ended), refused, None if packed is None else _unpacked(packed))
-            for name, lease, key, lost, ended, refused, packed in rows
-        }
+        counted = "SELECT count(*) FROM calls WHERE calls.episode = episodes.episode AND calls.lease = episodes.lease"
+        rows = self.database.execute(
+            f"SELECT episode, lease, key, lost, ended, refused, error, CASE ended WHEN 0 THEN ({counted}) ELSE 0 END "
+            "FROM episodes"
+        )
+        return {name: EpisodeState(*state[:3], bool(state[3]), *state[4:]) for name, *state in rows}
+
+    def trajectories(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The record of each episode that has ended, with its name."""
+        rows = self.database.execute("SELECT episode, trajectory FROM episodes WHERE trajectory IS NOT NULL")
+        yield from ((name, _unpacked(packed)) for name, packed in rows)
 
     def entries(self, episode: str | None = None) -> list[tuple[int, Entry]]:
         """The calls of an episode, or of all, with their ids, in the order of their executions and of asking."""

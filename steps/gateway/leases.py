@@ -12,6 +12,7 @@ methods return, and calls `sweep` about once a second.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -87,8 +88,7 @@ class Leases:
         self.running[episode] = Running(NOBODY, lease, now)
 
     def _take(self, episode: str) -> None:
-        self.waiting.remove(self.places[episode])
-        heapq.heapify(self.waiting)
+        del self.waiting[bisect_left(self.waiting, self.places[episode])]  # sorted until the first lease
 
     # --- What clients say
 

@@ -13,6 +13,9 @@ from steps.policy.chat import Chat
 from steps.policy.loading import load_tokenizer, load_vision
 from steps.policy.pictures import blind
 
+LARGEST = 32 * 2**20  # bytes of a request's body
+KEPT = 2**22  # letters of lists of tools whose chats are kept
+
 
 class Plan(NamedTuple):
     """What the stage wants played; it travels as JSON."""
@@ -38,11 +41,18 @@ class Chats:
         self.policy, self.tokenizer = policy, load_tokenizer(policy)
         self.vision, self.blind = load_vision(policy), blind(policy)
         self.chats: dict[str, Chat] = {}
+        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self.most_text = policy.context * longest  # letters; a longer text has more tokens than policy.context
+        self.most_body = LARGEST  # bytes of a request that may fit; JSON may write a letter with six
+        if self.vision is None:
+            self.most_body = min(LARGEST, 2**20 + 6 * self.most_text)
 
     def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
         """BadRequest where the policy's template cannot show these tools."""
         name = json.dumps(tools, sort_keys=True)
         if name not in self.chats:
+            while sum(map(len, self.chats)) > KEPT:
+                del self.chats[next(iter(self.chats))]
             policy = self.policy
             options, parsers = policy.chat_template_kwargs, (policy.tool_parser, policy.reasoning_parser)
             try:

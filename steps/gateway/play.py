@@ -228,9 +228,9 @@ def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
     from steps.gateway.journal import Journal
 
     journal = Journal(path)
-    states = journal.episodes()
+    played = {name: Trajectory.model_validate(written) for name, written in journal.trajectories()}
     journal.close()
-    return [Trajectory.model_validate(states[name].trajectory) for name in names]
+    return [played[name] for name in names]
 
 
 def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:

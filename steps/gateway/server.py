@@ -27,9 +27,10 @@ from starlette.routing import Route
 
 from steps.core.web import host_name, is_address, is_foreign
 from steps.gateway import description
-from steps.gateway.batch import Batch
+from steps.gateway.batch import TOO_LONG, Batch
 from steps.gateway.calls import Asked, Call, Execution
 from steps.gateway.dialects import DIALECTS, Dialect
+from steps.gateway.plan import LARGEST
 from steps.gateway.replies import MODEL
 from steps.gateway.types import BadRequest, Reply
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 
 HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
-LARGEST = 32 * 2**20  # bytes of a request's body
 KEEP_ALIVE = 5.0  # seconds
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -78,6 +78,8 @@ class Server:
         execution = self.batch.executions.get(request.path_params["episode"]) if self.batch else None
         if execution is None or not _has_key(request, execution.key):
             raise HTTPException(401, "this key is not that of a running execution of this episode")
+        assert self.batch is not None
+        self.batch.recall(execution)
         return execution
 
     def call(self, name: str) -> Handler:
@@ -97,11 +99,15 @@ class Server:
         execution = self.execution(request)
         batch = self.batch
         assert batch is not None
-        body = await read_body(request)
         retries = request.headers.get("x-stainless-retry-count")
         is_retry = None if not retries else retries != "0"
-        asked = Asked(name, body, request.headers.get("idempotency-key"), is_retry)
-        call = await batch.ask(execution, asked, request)
+        try:
+            body = await read_body(request, batch.chats.most_body)
+            asked = Asked(name, body, request.headers.get("idempotency-key"), is_retry)
+            call = await batch.ask(execution, asked, request)
+        except BadRequest as problem:
+            batch.refuse(execution, problem)
+            raise
         headers = {"x-request-id": call.digest}
         if call.request.ignored:
             headers["x-flywheel-ignored"] = ", ".join(call.request.ignored)
@@ -134,14 +140,11 @@ class Server:
         """Anthropic's count of a prompt's tokens."""
         execution = self.execution(request)
         assert self.batch is not None
-        dialect = DIALECTS["messages"]
         try:
-            asked = dialect.parse({"max_tokens": 1} | await read_body(request))
-            chat = self.batch.chats.of(asked.tools)
-            placement = execution.graph.place(asked, chat)
+            body = {"max_tokens": 1} | await read_body(request, self.batch.chats.most_body)
+            return JSONResponse({"input_tokens": await self.batch.count(execution, Asked("messages", body))})
         except BadRequest as problem:
-            return JSONResponse(dialect.error(problem, 400), 400)
-        return JSONResponse({"input_tokens": len(placement.prompt_ids)})
+            return JSONResponse(DIALECTS["messages"].error(problem, 400), 400)
 
     async def models(self, request: Request) -> Response:
         """The policy as OpenAI and Anthropic list models, or describe one, whatever its name: any name is answered."""
@@ -262,15 +265,20 @@ class _Callers:
         return await answer(scope, receive, send)
 
 
-async def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request. Status 400 for anything else, 413 where it is too large."""
+async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:
+    """The JSON object of a request. Status 400 for anything else, 413 where it is too large. BadRequest where it has more
+    than `most` bytes, so that no prompt in it fits into the context; the rest is read, so that the client hears of it."""
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > LARGEST:
                 raise HTTPException(413, f"the body is larger than {LARGEST} bytes")
-            parts.append(part)
+            if size <= most:
+                parts.append(part)
+        if size > most:
+            reason = f"no prompt that fits into policy.context needs a request of {size} bytes: at most {most}"
+            raise BadRequest(reason, "messages", TOO_LONG)
         body = json.loads(b"".join(parts))
     except ClientDisconnect:
         raise HTTPException(400, "the client went away") from None

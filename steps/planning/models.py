@@ -111,6 +111,9 @@ def shape_of(policy: Policy) -> shapes.Shape:
         raise UserError(f"policy.base_model: {policy.base_model} holds no config.json; give the folder of a model")
     if policy.base_model.endswith(".gguf"):
         raise UserError(f"policy.base_model: there is no file {policy.base_model}")
+    from steps.policy.loading import no_path
+
+    no_path(policy.base_model, "policy.base_model")
     from huggingface_hub import hf_hub_download
 
     try:

@@ -92,8 +92,8 @@ class Chat:
     ) -> None:
         self.tokenizer, self.vision = tokenizer, vision
         self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without transformers' own work for each text
-        if self.backend is not None:  # a tokenizer.json may cut texts off, which transformers ignores
-            self.backend.no_truncation()
+        if self.backend is not None and (self.backend.truncation or self.backend.padding):
+            self.backend.no_truncation()  # a tokenizer.json may cut texts off, which transformers ignores
             self.backend.no_padding()
         self.tools = list(tools)
         self.options = options or {}

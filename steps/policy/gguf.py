@@ -12,7 +12,6 @@ that DVC hashes, so another file is another run, and where the folder is already
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.files import alone
 from steps.core.progress import progress, say
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def converted(policy: Policy) -> Path:
 def _alone() -> Iterator[None]:
     """Inside, no other process converts or downloads a model for this folder; the lock ends with its process."""
     STORE.mkdir(parents=True, exist_ok=True)
-    with (STORE / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with alone(STORE / "lock"):
         for left in STORE.glob("new-*"):  # of a process that was killed
             shutil.rmtree(left)
         yield

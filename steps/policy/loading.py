@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from environments import _mixed as mixed
 from steps.core.errors import UserError
-from steps.policy import chat_templates, pictures
+from steps.policy import chat_templates, pictures, template_limits
 from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
@@ -21,13 +21,45 @@ if TYPE_CHECKING:
 
 # A model that brings code of its own is refused: otherwise transformers asks on the terminal whether to run it.
 NO_CODE = {"trust_remote_code": False}
+FOLDERS = ("tasks_data", "run", "start", "models")  # of a project; no owner on the Hub
+LARGEST = 256 * 2**20  # bytes of a tokenizer, an index or another file of JSON in a model's folder
 LANGUAGE_MODEL = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]  # of a model that sees
 SMALL, USUAL, REASONING = 64, 512, 2048  # most tokens of a turn
 
 
+def no_path(name: str, setting: str) -> None:
+    """UserError where a name reads like a path and nothing is there: it is not looked up on the Hub, whose owner it would
+    tell of this machine's folders."""
+    path = Path(name)
+    beside = path.parts[:1] and (path.parts[0] in FOLDERS or Path(path.parts[0]).is_dir())
+    if path.exists() or not ("\\" in name or name[0] in "./~" or name[-1] == "/" or name.count("/") > 1 or beside):
+        return
+    raise UserError(
+        f"{setting}: there is no {name} in {Path.cwd()}; run the command in the project's folder, or give the path from the "
+        "root. A name on the Hugging Face Hub is <owner>/<name>"
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """UserError for a base model's folder that transformers would not read alone, or not in reasonable time."""
+    if (folder / "adapter_config.json").is_file():  # transformers loads the base model that this names, from anywhere
+        raise UserError(
+            f"policy.base_model: {folder} holds an adapter; set policy.start_from to it, and policy.base_model to its base "
+            "model"
+        )
+    for path in folder.glob("*.json"):
+        if path.is_file() and path.stat().st_size > LARGEST:
+            raise UserError(
+                f"policy.base_model: {path} has more than {LARGEST // 2**20} MiB: it is no tokenizer's file"
+            )
+
+
 def local(policy: Policy) -> Policy:
-    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to."""
+    """The policy with a base model that transformers and vLLM load: of a GGUF file, the folder that it is converted to.
+    UserError for a folder that is missing."""
     if not policy.is_gguf:
+        no_path(policy.base_model, "policy.base_model")
+        check_folder(Path(policy.base_model))
         return policy
     with explained(policy):
         return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})
@@ -42,6 +74,10 @@ def load_tokenizer(policy: Policy) -> Any:
     base = local(policy)
     with explained(policy):
         tokenizer = AutoTokenizer.from_pretrained(base.base_model, revision=base.revision, **NO_CODE)
+    if not tokenizer.encode("a", add_special_tokens=False):  # transformers makes an empty one where no file is
+        raise UserError(
+            f"policy.base_model: {policy.base_model} holds no tokenizer, which has a tokenizer.json as a rule"
+        )
     if policy.chat_template:
         tokenizer.chat_template = chat_templates.template(policy.chat_template)
     if not tokenizer.chat_template:
@@ -49,6 +85,10 @@ def load_tokenizer(policy: Policy) -> Any:
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
             f"instruction-tuned model, or set policy.chat_template ({', '.join(chat_templates.TEMPLATES)}, or a file)"
         )
+    if "tasks_data" not in Path(policy.base_model).parts:  # the project's own are known
+        given = tokenizer.chat_template
+        for text in given.values() if isinstance(given, dict) else [given]:
+            template_limits.check(text, policy.base_model)
     return tokenizer
 
 

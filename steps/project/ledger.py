@@ -68,8 +68,12 @@ REPLIES = sa.Table(
 VERSION = sa.text(f"SELECT version_num FROM {revisions.VERSIONS}")
 
 
+class LedgerAway(UserError):
+    """The ledger cannot be opened, read or written."""
+
+
 class Ledger:
-    """An open ledger, used as `with Ledger() as ledger:`. UserError where it cannot be opened, read or written.
+    """An open ledger, used as `with Ledger() as ledger:`. LedgerAway where it cannot be opened, read or written.
 
     It is waited for up to `patience` seconds.
     """
@@ -95,7 +99,7 @@ class Ledger:
                 f"the ledger {self.shown} needs the package {problem.name}: install it (psycopg: 3)"
             ) from None
         except (SQLAlchemyError, OSError) as problem:
-            raise UserError(self._unusable(problem)) from None
+            raise LedgerAway(self._unusable(problem)) from None
         self._patiently(self._bring_up_to_date)
 
     def __enter__(self) -> Ledger:
@@ -135,6 +139,17 @@ class Ledger:
                 connection.execute(REPLIES.delete().where(REPLIES.c.key == key))
 
         self.change(remove)
+
+    def forget_texts(self, texts: Iterable[str]) -> int:
+        """Remove the answers whose request or reply holds one of these texts; how many there were."""
+        chosen = list(texts)
+
+        def remove(connection: sa.Connection) -> int:
+            columns = [sa.cast(column, sa.String) for column in (REPLIES.c.request, REPLIES.c.reply)]
+            holding = [column.contains(text, autoescape=True) for text in chosen for column in columns]
+            return sum(connection.execute(REPLIES.delete().where(each)).rowcount for each in holding)
+
+        return self.change(remove) if chosen else 0
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """What `work` returns in a transaction, beside which nobody else writes in SQLite.
@@ -194,7 +209,7 @@ class Ledger:
                 is_of_database = isinstance(problem, (OperationalError, InterfaceError, sqlite3.Error))
                 passes = is_of_database and any(words in _reason(problem).lower() for words in PASSING)
                 if not passes or waited > self.patience:
-                    raise UserError(self._unusable(problem, waited if passes else 0.0)) from None
+                    raise LedgerAway(self._unusable(problem, waited if passes else 0.0)) from None
                 if waited > QUIET and not is_told:
                     is_told = True
                     left = self.patience - waited
@@ -206,7 +221,7 @@ class Ledger:
         try:
             yield
         except SQLAlchemyError as problem:
-            raise UserError(self._unusable(problem)) from None
+            raise LedgerAway(self._unusable(problem)) from None
 
     def _unusable(self, problem: Exception, waited: float = 0.0) -> str:
         reason = _reason(problem)

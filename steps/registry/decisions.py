@@ -2,9 +2,10 @@
 
 A row cannot be made again from anything else: a rollback leaves no file, MLflow keeps only the last tag of each kind, and
 run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m steps.lineage rebuild` keeps this table and
-makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. flows/promote.py and
-flows/rollback.py write it. Who made a decision is the role in PostgreSQL, which nobody can choose, and in SQLite the user of
-the machine. Left out: registrations, which MLflow has.
+makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. Who made a decision is
+the role in PostgreSQL, which nobody can choose, and in SQLite the user of the machine. A decision is first a row `intent`,
+which flows/promotion/change.py writes and carries out; it is open while it is the last row of its model. Left out:
+registrations, which MLflow has.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DECISIONS = sa.Table(
     "decisions",
     sa.MetaData(),
     sa.Column("id", sa.Integer, primary_key=True),  # counts up, in the order of the decisions
-    sa.Column("event", sa.String, nullable=False),  # promotion, refusal, rollback
+    sa.Column("event", sa.String, nullable=False),  # promotion, canary, refusal, withdrawal, rollback; or one of NOTES
     sa.Column("model", sa.String, nullable=False),
     sa.Column("version", sa.String, nullable=False),  # that was promoted, refused or gone back to
     sa.Column("adapter", sa.String),  # hash of that version's adapter
@@ -35,6 +36,8 @@ DECISIONS = sa.Table(
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
     sa.Column("decided_by", sa.String),  # None in rows from before there was this column
 )
+INTENT, CANCELLED = NOTES = ("intent", "cancelled")  # events of rows that are no decisions; their `why` is JSON
+IS_DECISION = DECISIONS.c.event.not_in(NOTES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,20 +59,52 @@ class Decision:
 def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None = None) -> bool:
     """Add a decision. False, and nothing is added, where it repeats the model's last one, as when an interrupted command is
     run again."""
-    row = dataclasses.asdict(decision)
-    del row["created"], row["decided_by"]
 
-    def add(link: sa.Connection) -> bool:
-        of_model = sa.select(DECISIONS).where(DECISIONS.c.model == decision.model)
-        last = link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()
-        if last is not None and {name: last[name] for name in row} == row:
+    def write(link: sa.Connection) -> bool:
+        if repeats(link, decision):
             return False
-        by = sa.func.session_user() if link.dialect.name == "postgresql" else getpass.getuser()
-        values = {"evidence": evidence, "created": datetime.now(UTC), "decided_by": by}
-        link.execute(DECISIONS.insert().values(**row, **values))
+        add(link, decision, evidence)
         return True
 
-    return ledger.change(add)
+    return ledger.change(write)
+
+
+def add(link: sa.Connection, decision: Decision, evidence: dict[str, Any] | None = None) -> int:
+    """Add a row; returns its number."""
+    row = dataclasses.asdict(decision)
+    row["decided_by"] = sa.func.session_user() if link.dialect.name == "postgresql" else getpass.getuser()
+    row |= {"evidence": evidence, "created": datetime.now(UTC)}
+    [number] = link.execute(DECISIONS.insert().values(**row)).inserted_primary_key or (0,)
+    return int(number)
+
+
+def last(link: sa.Connection, model: str, *conditions: sa.ColumnElement[bool]) -> sa.RowMapping | None:
+    """The last row of a model that fulfils these conditions."""
+    of_model = sa.select(DECISIONS).where(DECISIONS.c.model == model, *conditions)
+    return link.execute(of_model.order_by(DECISIONS.c.id.desc()).limit(1)).mappings().first()
+
+
+def interrupted(link: sa.Connection) -> list[str]:
+    """The models about which something was decided that nobody has finished."""
+    newest = sa.select(sa.func.max(DECISIONS.c.id)).group_by(DECISIONS.c.model)
+    return list(
+        link.scalars(sa.select(DECISIONS.c.model).where(DECISIONS.c.id.in_(newest), DECISIONS.c.event == INTENT))
+    )
+
+
+def repeats(link: sa.Connection, decision: Decision) -> bool:
+    """Whether a decision is the same as the model's last one."""
+    row = last(link, decision.model, IS_DECISION)
+    own = dataclasses.asdict(decision)
+    del own["created"], own["decided_by"]
+    return row is not None and {name: row[name] for name in own} == own
+
+
+def let_on_trial(link: sa.Connection, model: str, version: str, adapter: str) -> bool:
+    """Whether the gate let a version with this adapter on trial, and nothing else was decided about it since. The alias in
+    MLflow alone does not say so: others than promoters may be able to set it."""
+    row = last(link, model, IS_DECISION, DECISIONS.c.version == version)
+    return row is not None and (row["event"], row["adapter"]) == ("canary", adapter)
 
 
 def check_right(ledger: Ledger) -> None:
@@ -89,7 +124,8 @@ def check_right(ledger: Ledger) -> None:
 def listed(link: sa.Connection) -> list[Decision]:
     """All decisions in the order in which they were made."""
     names = [field.name for field in dataclasses.fields(Decision)]
-    rows = link.execute(sa.select(*(DECISIONS.c[name] for name in names)).order_by(DECISIONS.c.id)).mappings()
+    chosen = sa.select(*(DECISIONS.c[name] for name in names)).where(IS_DECISION)
+    rows = link.execute(chosen.order_by(DECISIONS.c.id)).mappings()
     return [Decision(**dict(row) | {"created": _iso(row["created"])}) for row in rows]
 
 
@@ -101,7 +137,7 @@ def evidence(link: sa.Connection) -> list[dict[str, Any]]:
 def evidence_by_model(link: sa.Connection) -> list[tuple[str, dict[str, Any]]]:
     """(registered model, evidence) of all verdicts, oldest first."""
     model, column = DECISIONS.c.model, DECISIONS.c.evidence
-    rows = link.execute(sa.select(model, column).where(column.is_not(sa.null())).order_by(DECISIONS.c.id))
+    rows = link.execute(sa.select(model, column).where(column.is_not(sa.null()), IS_DECISION).order_by(DECISIONS.c.id))
     return [(name, entry) for name, entry in rows]
 
 

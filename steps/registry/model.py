@@ -112,15 +112,6 @@ class RegisteredModel(NamedTuple):
         labels = ", ".join([*sorted(self.versions, key=int), *sorted(self.aliases)])
         raise UserError(f"{self.name} has no version {label}: give one of {labels}")
 
-    def set_champion(self, version: str) -> None:
-        """Make a version champion; the champion before it becomes `previous`."""
-        now = self.client.get_registered_model(self.name).aliases.get("champion")
-        if (now and str(now)) != self.aliases.get("champion"):
-            raise UserError(f"the champion of {self.name} has become version {now} meanwhile: run the same again")
-        if now is not None:
-            self.client.set_registered_model_alias(self.name, "previous", str(now))
-        self.client.set_registered_model_alias(self.name, "champion", version)
-
 
 def read_registry(root: Path, name: str) -> RegisteredModel:
     """The model as MLflow has it. UserError where MLflow has no version of it."""

@@ -33,7 +33,7 @@ class Outputs:
             for path in final.parent.iterdir():
                 leftover = re.fullmatch(rf"\.(?:tmp|old)-(\d+)\.{re.escape(final.name)}", path.name)
                 if leftover and ((pid := int(leftover[1])) == os.getpid() or not handover.alive(pid)):
-                    _remove_or_restore(path, final)
+                    remove_or_restore(path, final)
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
@@ -58,19 +58,19 @@ class Outputs:
             try:
                 self.temporary[name].rename(final)
             finally:
-                _remove_or_restore(aside, final)
+                remove_or_restore(aside, final)
 
     def discard(self) -> None:
         """Remove unfinished outputs. This is tried 20 times, because the stage may still be writing in another thread."""
         for name, path in self.temporary.items():
             for _ in range(20):
-                _remove_or_restore(path, self.finals[name])
+                remove_or_restore(path, self.finals[name])
         for parent in self.made:
             with contextlib.suppress(OSError):  # not empty: it holds other results
                 parent.rmdir()
 
 
-def _remove_or_restore(path: Path, final: Path) -> None:
+def remove_or_restore(path: Path, final: Path) -> None:
     """Remove a leftover, unless it is an old result that was moved aside and has no successor: that is moved back."""
     if path.name.startswith(".old-") and os.path.lexists(path) and not os.path.lexists(final):
         path.rename(final)

@@ -42,7 +42,7 @@ def _part(record: dict[str, Any], place: str) -> Conversation | Unreadable:
             responses={record["response"]: len(messages) - 1},
             metadata=record["metadata"],
         )
-    except (KeyError, TypeError, AttributeError, ValueError):  # pydantic's is a ValueError
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):  # pydantic's is a ValueError
         return Unreadable(place, "no record of this store's form")
 
 

@@ -15,6 +15,8 @@ ingestion would make a finished run stale. DVC keeps its versions (`dvc add`, wh
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from steps.core.errors import UserError
-from steps.core.files import write_text
+from steps.core.files import private_folder, write_text
 from steps.data.ingested import read_rows
+from steps.runner.outputs import Outputs, remove_or_restore
 from steps.traces.records import Conversation, Unreadable
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("ingested")
 SETS = ("scenarios", "demonstrations", "preferences", "regression")
+TEMPORARY = re.compile(rf"\.tmp-\d+-\d+\.(({'|'.join(SETS)}|conversations|quarantine)\.jsonl|state\.json)")
 READING = (
     "not read: "  # how the reason begins of a row that no conversation was made of; kept from one ingestion to the next
 )
@@ -74,12 +78,35 @@ def write(
     unreadable: Iterable[Unreadable],
     state: Mapping[str, Any],
 ) -> None:
-    """Write all files, each whole, the state last: an ingestion that is interrupted reads the same again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write all files at once: the folder is the old one or the new one, whole, also after a kill. What is being written has
+    a name beside the folder, of which DVC's versions see nothing. A user's own files in the folder stay."""
     quarantined = sorted({*made.quarantine, *unreadable})
     rows: dict[str, Iterable[Mapping[str, Any]]] = {name: getattr(made, name) for name in SETS}
     rows["conversations"] = [conversation.model_dump(mode="json") for conversation in conversations]
     rows["quarantine"] = [row._asdict() for row in quarantined]
-    for name, listed in rows.items():
-        write_text(folder / f"{name}.jsonl", "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in listed))
-    write_text(folder / "state.json", json.dumps(state, indent=1, sort_keys=True) + "\n")
+    texts = {
+        f"{name}.jsonl": "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in listed)
+        for name, listed in rows.items()
+    }
+    texts["state.json"] = json.dumps(state, indent=1, sort_keys=True) + "\n"
+    private_folder(folder.parent)
+    with Outputs({"ingested": folder}, []) as outputs:
+        new = private_folder(outputs.temporary["ingested"])
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in texts and not TEMPORARY.fullmatch(path.name):
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, new / path.name)
+        for name, text in texts.items():
+            write_text(new / name, text, lasting=False, private=True)  # `Outputs` waits for the disk
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed ingestion left of a task's folder, while no other command is at work: beside it, and of an
+    earlier release's in it, from where a version would take it along. What DVC brought back is closed to other users."""
+    private_folder(folder.parent)
+    beside = re.compile(rf"\.(tmp|old)-\d+\.{re.escape(folder.name)}")
+    for path in folder.parent.iterdir():
+        if beside.fullmatch(path.name):
+            remove_or_restore(path, folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if TEMPORARY.fullmatch(path.name):
+            path.unlink()

@@ -12,7 +12,6 @@ given a scale. Consent is `consent` in the metadata, or the tag "consent".
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from steps.core.parts import decoded
 from steps.traces.messages import call_of, lost_in, tools_of, unread_in
 from steps.traces.openai_jsonl import plain, reason
 from steps.traces.opinions import Scales, consents, correction_of, moment, score_of
+from steps.traces.packed import text_of
 from steps.traces.records import (
     Conversation,
     Feedback,
@@ -67,12 +67,16 @@ def _pages(client: Client, path: str, query: dict[str, str]) -> Iterator[dict[st
 
 
 def export(path: Path) -> Iterator[Any]:
-    """The rows of an exported file, or of all files of an exported folder; lines that are no JSON come as they are."""
+    """The rows of an exported file, or of all files of an exported folder; lines that are no JSON come as they are, and what
+    could not be read as `Unreadable`."""
     names = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
     files = sorted(file for file in path.rglob("*") if file.name.endswith(names)) if path.is_dir() else [path]
     for file in files:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig", "surrogateescape")
+        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+            yield Unreadable(file.name, "no file of the folder's own, but a link out of it or another thing")
+            continue
+        text, unread = text_of(file)
+        yield from unread
         whole = _json(text)
         if isinstance(whole, list):
             yield from whole
@@ -94,6 +98,9 @@ def read(
             sessions[str(trace)] = str(session)
     for place, row in flat:
         try:
+            if isinstance(row, Unreadable):
+                yield row
+                continue
             if not isinstance(row, Mapping):
                 raise ValueError("no JSON object")
             if "dataType" in row or "data_type" in row:
@@ -109,22 +116,30 @@ def read(
 
 
 def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """(place, row), where traces come as their observations and scores."""
+    """(place, row), where traces come as their observations and scores; a trace of another form as `Unreadable`."""
     for number, row in enumerate(rows, 1):
         place = f"{name} {row['id']}" if isinstance(row, Mapping) and row.get("id") else f"{name}:{number}"
         if not isinstance(row, Mapping) or not isinstance(row.get("observations"), list):
             yield place, row
             continue
-        shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
-        metadata = _metadata(row)
-        inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
-        calls = [each for each in inside if each.get("type") == "GENERATION"]
-        whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
-        for each in calls or [whole]:
-            yield place, shared | each | {"metadata": metadata | _metadata(each)}
-        for each in row.get("scores") or ():
-            if isinstance(each, Mapping):
-                yield place, {"traceId": row.get("id"), "dataType": None, **each}
+        try:
+            yield from [(place, each) for each in _inside(row)]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            yield place, Unreadable(place, reason(problem))
+
+
+def _inside(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The observations and scores of a trace."""
+    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
+    metadata = _metadata(row)
+    inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
+    calls = [each for each in inside if each.get("type") == "GENERATION"]
+    whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
+    for each in calls or [whole]:
+        yield shared | each | {"metadata": metadata | _metadata(each)}
+    for each in row.get("scores") or ():
+        if isinstance(each, Mapping):
+            yield {"traceId": row.get("id"), "dataType": None, **each}
 
 
 def _observation(row: Mapping[str, Any]) -> Conversation:

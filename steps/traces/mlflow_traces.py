@@ -67,6 +67,9 @@ def read(
     """The conversations in traces: dicts, or their JSON."""
     for number, row in enumerate(rows, 1):
         place = f"{name}:{number}"
+        if isinstance(row, Unreadable):
+            yield row
+            continue
         try:
             trace = json.loads(row) if isinstance(row, str) else row
             if not isinstance(trace, Mapping) or not {"info", "data"} <= trace.keys():

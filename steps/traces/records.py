@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -19,10 +20,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
 
+MARKUP = str.maketrans("<>[]`|", "()()'/")
+
 
 def written(text: str) -> str:
     """A text that a file can hold: half a character in it is U+FFFD."""
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def shown(text: str) -> str:
+    """A text with a producer's words, such as the name of a field, for a terminal and a page: without characters that
+    control the one or mark up the other."""
+    plain = "".join(" " if unicodedata.category(sign)[0] == "C" else sign for sign in written(text))
+    return plain.translate(MARKUP)
 
 
 Text = Annotated[str, AfterValidator(written)]  # beside what was said, where readers refuse half a character

@@ -12,15 +12,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store
+from steps.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store, tombstones
 from steps.traces.build import DataSets, Task, build, opinion
 from steps.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
+from steps.traces.packed import text_of
 from steps.traces.privacy import Privacy
-from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, written
+from steps.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
 from steps.tracing import langfuse_pages
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ Part = Conversation | Unreadable | PassedOver
 KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
 LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
 REGRESSION = 0.3
+LEVELS, TOO_DEEP = 64, "nested more than 64 levels deep"
 MOST = 4096  # held-out scenarios of a split that conversations are compared with
 
 
@@ -83,6 +86,7 @@ def ingest(
     state = files.read_state(folder)
     reading = _Reading(root, scales, consent, state, set())
     before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
+    marks = tombstones.of(root)
     privacy = Privacy()
     for source in sources:
         got.take(source, reading, privacy)
@@ -93,18 +97,22 @@ def ingest(
     unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
     parts = [part for part in parts if not waiting(part, names)]
     conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])
+    kept = [each for each in conversations if not marks.holds(each.key, each.messages)]
+    if gone := len(conversations) - len(kept):
+        got.passed_over["conversations that were forgotten"] += gone
     taken = {part.key for part in parts if part.messages}
     unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
     more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost] + unjudged
     unreadable |= {Unreadable(key, f"{files.READING}{reason}") for key, reason in more}
+    unreadable = {row for row in unreadable if not marks.holds(row.source)}
     share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
-    made = build(conversations, task, share)
-    files.write(folder, conversations, made, unreadable, state)
+    made = build(kept, task, share)
+    files.write(folder, kept, made, unreadable, state)
     old = {conversation.model_dump_json() for conversation in before}
-    added = sum(conversation.model_dump_json() not in old for conversation in conversations)
+    added = sum(conversation.model_dump_json() not in old for conversation in kept)
     why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
-    opinions = Counter(opinion(conversation) for conversation in conversations)
-    read = len(parts), added, len(conversations), made, len(unreadable)
+    opinions = Counter(opinion(conversation) for conversation in kept)
+    read = len(parts), added, len(kept), made, len(unreadable)
     return Ingested(*read, why, opinions, got.passed_over, got.nothing)
 
 
@@ -134,24 +142,43 @@ class _Got(NamedTuple):
         counts, other = Counter[str](), Counter[str]()
         for part in reading.parts(source):
             if isinstance(part, PassedOver):
-                other[written(part.what)] += 1
+                other[shown(part.what)] += 1
             elif isinstance(part, Unreadable):
-                reason = privacy.text(written(part.reason))
+                reason = privacy.text(shown(part.reason))
                 counts[reason] += 1
-                self.unreadable.add(Unreadable(written(part.source), f"{files.READING}{reason}"))
+                self.unreadable.add(Unreadable(shown(part.source), f"{files.READING}{reason}"))
             elif part.messages and not (part.consent or reading.consent):
                 counts[""] += 1
                 self.refused.add(part.key)
-            else:
+            elif masked := _masked(part, privacy):
                 counts[""] += 1
-                agreed = part.model_copy(update={"consent": True}) if part.messages else part
-                self.parts.append(privacy.conversation(agreed))
+                self.parts.append(masked)
+            else:
+                counts[TOO_DEEP] += 1
+                self.unreadable.add(Unreadable(part.key, f"{files.READING}{TOO_DEEP}"))
         self.passed_over.update(other)
         if (counts or other or reading.is_whole(source)) and not counts[""]:
             why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
             self.nothing.append(
                 f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
             )
+
+
+def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
+    """A part as it is kept; None where its JSON has more levels than everything that reads it later can go down."""
+    level: list[Any] = [*part.messages, *part.tools, *(each.correction for each in part.feedback)]
+    for _ in range(LEVELS):
+        level = [
+            each
+            for value in level
+            if isinstance(value, dict | list | tuple)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+    try:
+        whole = privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
+        return None if level else whole
+    except RecursionError:  # JSON in a text, which is masked as JSON
+        return None
 
 
 class _Reading(NamedTuple):
@@ -227,10 +254,10 @@ def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
         raise UserError(f"{kind}:{path} is a folder: name its files")
     if kind == "mlflow":
         return mlflow_traces.read(langfuse_traces.export(path), path.name, scales)
-    text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # a row that is no UTF-8 is refused as a row
+    text, unread = text_of(path)
     if kind == "openai":
-        return openai_jsonl.read(openai_jsonl.rows(text), path.name, scales)
-    return otel.read(otlp.lines_or_whole(text), path.name, scales)
+        return chain(unread, openai_jsonl.read(openai_jsonl.rows(text), path.name, scales))
+    return chain(unread, otel.read(otlp.lines_or_whole(text), path.name, scales))
 
 
 def load_task(root: Path, settings: Params) -> Task:

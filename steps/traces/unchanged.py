@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from steps.core.files import write_text
+
 KEPT = Path(".flywheel/ingested.json")
 CODE = ("steps/traces", "steps/data", "steps/core", "environments", "ingested", "tasks_data")
 HERE = Path(__file__).parent.parent.parent
@@ -19,7 +21,11 @@ HERE = Path(__file__).parent.parent.parent
 
 def state(root: Path, words: Sequence[str], options: str) -> str:
     """A hash of all of it, for sources as the command line names them; empty where one is an API."""
-    places = [root / "params.yaml", *(base / folder for base in {root, HERE} for folder in CODE)]
+    places = [
+        root / "params.yaml",
+        root / ".flywheel/forgotten",
+        *(base / folder for base in {root, HERE} for folder in CODE),
+    ]
     for word in words:
         kind, _, place = word.partition(":")
         path = root / (place or (".flywheel/capture" if kind == "capture" else ""))
@@ -57,4 +63,5 @@ def last_report(root: Path, current: str) -> list[str]:
 def keep(root: Path, current: str, lines: list[str]) -> None:
     """Keep what was said of this state."""
     (root / KEPT).parent.mkdir(exist_ok=True)
-    (root / KEPT).write_text(json.dumps({"state": current, "said": lines}) + "\n", encoding="utf-8")
+    text = json.dumps({"state": current, "said": lines}) + "\n"
+    write_text(root / KEPT, text, private=True)

@@ -14,9 +14,11 @@ import sqlalchemy as sa
 
 from flows.diagnosis import findings, servers
 from flows.diagnosis.findings import BAD, OK, WARN, Check, Finding
+from flows.promotion import change as deciding
 from steps.project import revisions
 from steps.project.ledger import SCHEMA, Ledger
 from tests.conftest import MlflowServer, free_port
+from tests.support.fake_registry import FakeRegistry, Killed
 
 
 def at(folder: Path, **variables: str) -> findings.Place:
@@ -53,6 +55,22 @@ def test_ledgers_of_every_age(tmp_path: Path) -> None:
         assert servers.of_ledger(where).state == state
     path.write_bytes(b"rubbish" * 1000)
     assert (servers.of_ledger(where).state, "cannot be read" in servers.of_ledger(where).text) == (BAD, True)
+
+
+def test_a_decision_that_was_interrupted_is_seen_and_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/.flywheel/ledger.db"
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", url)
+    registry = FakeRegistry(champion="1")
+    registry.fatal = 2
+    with pytest.raises(Killed):
+        deciding.decide(registry.model, "promotion", "2", "better", deciding.champion_writes(registry.model, "2"))
+    monkeypatch.setattr(deciding, "connect", lambda _: registry)
+    seen = servers.of_ledger(at(tmp_path, FLYWHEEL_LEDGER_URL=url))
+    assert (seen.state, "a decision about toy was interrupted" in seen.text) == (WARN, True)
+    assert seen.mend is not None
+    assert seen.mend() == "promotion of toy version 2 is finished"
+    assert registry.aliases == {"champion": "2", "previous": "1"}
+    assert servers.of_ledger(at(tmp_path, FLYWHEEL_LEDGER_URL=url)).state == OK
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ from flows.serving.server import Server, checked_host, served_key
 from steps.core import params
 from steps.core.errors import UserError
 from steps.policy.adapter import adapter_hash
+from steps.project.ledger import Ledger
+from steps.registry import decisions
+from steps.registry.decisions import Decision
 from steps.registry.model import RegisteredModel, fetched, tagged_adapter
 from tests.support.openai_server import send
 
@@ -293,6 +296,13 @@ def test_a_version_on_trial_is_loaded_beside_the_champion_and_the_file_says_so(
     follower.follow(vllm.server)
     assert state() == {"name": "toy", "champion": "1", "canary": None, "canary_name": "", "share": 0.0}
     registry.canary = "2"
+    for _ in range(2):
+        follower.follow(vllm.server)
+    assert vllm.loaded == [], "whoever may write to the registry can set the alias"
+    assert capsys.readouterr().out.count("the ledger does not say that the gate let it through") == 1
+    with Ledger() as ledger:
+        adapter = registry.versions["2"].tags["adapter_hash"]
+        decisions.record(ledger, Decision("canary", "toy", "2", adapter, "1", None, "better", "a verdict"))
     follower.follow(vllm.server)
     assert [load["lora_name"] for load in vllm.loaded] == ["toy-v2"], "beside the champion's, under a name of its own"
     assert state() == {"name": "toy", "champion": "1", "canary": "2", "canary_name": "toy-v2", "share": 0.5}

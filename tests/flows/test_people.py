@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import re
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.deployment import people
+from flows import promote, rollback
+from flows.deployment import mlflow_writes, people
 from flows.deployment.mlflow_server import Guard
+from flows.promotion import change
+from flows.serving import live
 from steps.core.errors import UserError
+from steps.registry.model import RegisteredModel
 from tests.flows.test_mlflow_server import basic
 
-ALIAS = "/api/2.0/mlflow/registered-models/alias"
+API = "/api/2.0/mlflow"
+ALIAS = f"{API}/registered-models/alias"
 
 
-def asked(
-    root: Path, user: str, key: str, path: str = "/", body: bytes = b"", query: bytes = b"", method: str = "POST"
-) -> int:
+def asked(root: Path, user: str, key: str, path: str = "/", body: bytes = b"", method: str = "GET") -> int:
     """The status with which a guard answers; behind it, all is 200, where the body must have arrived whole."""
     sent: list[Any] = []
     parts = [body[:5], body[5:]]
@@ -40,7 +46,7 @@ def asked(
         sent.append(message)
 
     headers = [(b"host", b"127.0.0.1:5000"), (b"authorization", basic(key, user).encode())]
-    scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
     asyncio.run(Guard(behind, "everything", root)(scope, receive, send))
     return int(sent[0]["status"])
 
@@ -65,47 +71,106 @@ def test_the_file_holds_no_key_and_is_the_owners(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+CREATE = {"name": "toy", "source": f"models:/m-{'0' * 32}", "tags": [{"key": "adapter_hash", "value": "x"}]}
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "is_guarded"),
+    ("method", "path", "body", "who"),
     [
-        (ALIAS, b'{"name": "toy", "alias": "champion", "version": "3"}', True),
-        (ALIAS, b'{"name": "toy", "alias": "Champion", "version": "3"}', True),
-        (ALIAS, b'{"name": "toy", "alias": "previous", "version": "3"}', True),
-        (ALIAS, b'"{\\"alias\\": \\"champion\\"}"', True),
-        (ALIAS, b"not JSON", True),
-        (ALIAS, b"", True),
-        (ALIAS, b'{"alias": "challenger"' + b" " * 70_000 + b"}", True),
-        (ALIAS.replace("/api/2.0", "/ajax-api/2.0"), b'{"alias": "champion"}', True),
-        (ALIAS.replace("/alias", "//alias/"), b'{"alias": "champion"}', True),
-        (ALIAS, b'{"name": "toy", "alias": "challenger", "version": "3"}', False),
-        (ALIAS.replace("alias", "delete"), b'{"name": "toy"}', True),
-        (ALIAS.replace("alias", "rename"), b'{"name": "toy", "new_name": "other"}', True),
-        ("/api/2.0/mlflow/model-versions/delete", b'{"name": "toy", "version": "3"}', True),
-        ("/api/2.0/mlflow/model-versions/set-tag", b'{"name": "toy", "version": "3"}', False),
-        ("/api/2.0/mlflow/runs/create", b"{}", False),
+        ("POST", ALIAS, {"name": "toy", "alias": "challenger", "version": "3"}, "everybody"),
+        ("POST", ALIAS, {"name": "toy", "alias": "champion", "version": "3"}, "promoters"),
+        ("POST", ALIAS, {"name": "toy", "alias": "Champion", "version": "3"}, "promoters"),
+        ("POST", ALIAS, {"name": "toy", "alias": "canary", "version": "3"}, "promoters"),
+        ("POST", ALIAS.replace("/api/", "/ajax-api/"), {"alias": "previous"}, "promoters"),
+        ("DELETE", ALIAS, {"name": "toy", "alias": "challenger"}, "promoters"),
+        ("DELETE", ALIAS.replace("alias", "delete"), {"name": "toy"}, "promoters"),
+        ("POST", ALIAS.replace("alias", "rename"), {"name": "toy", "new_name": "other"}, "promoters"),
+        ("POST", ALIAS.replace("alias", "set-tag"), {"name": "toy", "key": "a", "value": "b"}, "promoters"),
+        ("POST", f"{API}/model-versions/set-tag", {"name": "toy", "version": "1", "key": "a"}, "promoters"),
+        ("PATCH", f"{API}/model-versions/update", {"name": "toy", "description": "better"}, "promoters"),
+        ("POST", f"{API}/model-versions/create", CREATE, "everybody"),
+        ("POST", f"{API}/model-versions/create", CREATE | {"source": "s3://flywheel/x"}, "the owner"),
+        ("POST", f"{API}/model-versions/create", CREATE | {"tags": [{"key": "promoted"}]}, "promoters"),
+        ("POST", f"{API}/runs/create", {}, "everybody"),
+        ("POST", f"{API}/experiments/create", {"name": "x"}, "everybody"),
+        ("POST", f"{API}/experiments/create", {"name": "x", "artifact_location": "s3://other"}, "the owner"),
+        ("POST", f"{API}/experiments/create", {"name": "x", "artifactLocation": "/etc"}, "the owner"),
+        ("POST", f"{API}/webhooks", {"url": "http://127.0.0.1"}, "the owner"),
+        ("GET", f"{API}/webhooks", None, "the owner"),
+        ("GET", f"{API}/runs/get", None, "everybody"),
     ],
 )
-def test_only_promoters_change_which_version_is_served(
-    tmp_path: Path, path: str, body: bytes, is_guarded: bool
-) -> None:
+def test_who_may_change_what(tmp_path: Path, method: str, path: str, body: object, who: str) -> None:
     alice, bob = people.add(tmp_path, "alice", False), people.add(tmp_path, "bob", True)
-    assert asked(tmp_path, "alice", alice, path, body) == (403 if is_guarded else 200)
-    assert asked(tmp_path, "bob", bob, path, body) == asked(tmp_path, "x", "everything", path, body) == 200
+    text = b"" if body is None else json.dumps(body).encode()
+    answers = [asked(tmp_path, *person, path, text, method) for person in (("alice", alice), ("bob", bob))]
+    allowed = {"everybody": [200, 200], "promoters": [403, 200], "the owner": [403, 403]}
+    assert answers == allowed[who]
+    assert asked(tmp_path, "x", "everything", path, text, method) == 200
 
 
-def test_an_alias_in_the_address_counts_as_well(tmp_path: Path) -> None:
-    alice = people.add(tmp_path, "alice", False)
-    body = b'{"alias": "challenger"}'
-    assert asked(tmp_path, "alice", alice, ALIAS, body, b"name=toy&alias=champion", "DELETE") == 403
-    assert asked(tmp_path, "alice", alice, ALIAS, b"", b"name=toy&alias=challenger", "DELETE") == 200
+@pytest.mark.parametrize("name", ["alice", "bob"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"{\\"alias\\": \\"challenger\\"}"',
+        b"not JSON",
+        b"[1]",
+        b"[" * 5000,
+        b'{"alias": "challenger"' + b" " * 2**20 + b"}",
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(tmp_path: Path, name: str, body: bytes) -> None:
+    assert asked(tmp_path, name, people.add(tmp_path, name, name == "bob"), ALIAS, body, "POST") == 403
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"alice": 3}', '{"alice": ["x"]}'])
+def test_what_decisions_write_is_not_for_everybody() -> None:
+    """Each tag that a decision sets stands in the list of those that others may not bring along."""
+    model = RegisteredModel(None, "toy", {}, {"champion": "1", "previous": "2"})
+    sources = "".join(inspect.getsource(module) for module in (promote, rollback, live))
+    tags = set(re.findall(r'"tag", \w+, "(\w+)"', sources)) | {live.SINCE, live.LOOKS, live.WITHDRAWN, live.BACK}
+    assert {"promoted", "rolled_back", "restored"} < tags <= mlflow_writes.DECIDED
+    assert {write[1] for write in change.champion_writes(model, "2") if write[0] == "tag"} == set()
+
+
+def test_people_added_at_once_are_all_kept_and_nobody_comes_back(tmp_path: Path) -> None:
+    people.add(tmp_path, "gone", True)
+
+    def add(place: int) -> None:
+        for number in range(12):
+            people.add(tmp_path, f"p{place}-{number}", False)
+
+    threads = [threading.Thread(target=add, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    people.remove(tmp_path, "gone")
+    for thread in threads:
+        thread.join()
+    assert people.read(tmp_path).keys() == {f"p{place}-{number}" for place in range(4) for number in range(12)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"alice": 3}',
+        '{"alice": ["x"]}',
+        '{"alice": ["\u00e9", true]}',
+        '{"alice": [null, true]}',
+        "[" * 9**6,
+    ],
+)
 def test_a_damaged_file_opens_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / ".flywheel").mkdir()
     (tmp_path / people.FILE).write_text(text)
     with pytest.raises(UserError, match=r"mlflow.people is damaged: delete it"):
         people.read(tmp_path)
+    assert asked(tmp_path, "alice", "x") == 503, "and not an error without a sentence"
+    with pytest.raises(UserError, match="is damaged"):
+        people.add(tmp_path, "carol", True)
+    assert (tmp_path / people.FILE).read_text() == text
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

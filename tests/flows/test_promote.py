@@ -18,7 +18,7 @@ import yaml
 from environments.base import Scenario
 from flows import evaluate, promote, rollback
 from flows.deployment.settings import EvaluateSettings, PromoteSettings
-from flows.promotion import evaluations, judging
+from flows.promotion import change, evaluations, judging
 from flows.promotion.judging import show_page
 from flows.terminal import command
 from steps.core import params
@@ -569,13 +569,13 @@ def test_a_ledger_that_goes_away_stops_neither_promotion_nor_rollback(
 ) -> None:
     project.trained("004", 30)
     project.trained("007", 45)
-    publish_verdict = promote.publish
+    log_verdict = promote.log_verdict
 
-    def publish_and_lose(judged: judging.Challenge) -> None:
-        publish_verdict(judged)
+    def log_and_lose(judged: judging.Challenge, place: str) -> str:
         monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "sqlite:////proc/no/ledger.db")
+        return log_verdict(judged, place)
 
-    monkeypatch.setattr(promote, "publish", publish_and_lose)
+    monkeypatch.setattr(promote, "log_verdict", log_and_lose)
     verdict = promote.promote.fn(PromoteSettings())
     assert verdict is not None
     assert project.aliases()["champion"] == "2"
@@ -653,9 +653,9 @@ def test_a_champion_that_changed_meanwhile_is_not_overwritten(project: Project) 
     project.trained("004", 30)
     project.trained("007", 45)
     registry = project.registry()
-    project.registry().set_champion("2")
+    change.decide(project.registry(), "promotion", "2", "better", change.champion_writes(registry, "2"))
     with pytest.raises(UserError, match="the champion of toy has become version 2 meanwhile: run the same again"):
-        registry.set_champion("2")
+        change.decide(registry, "promotion", "2", "better", change.champion_writes(registry, "2"))
 
 
 # --- Rollback

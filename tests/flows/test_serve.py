@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 
 from flows import export
+from flows.promotion import change
 from flows.serving import live
 from steps.core import params
 from steps.core.errors import UserError
@@ -340,7 +341,8 @@ def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published
             return answer.headers["x-flywheel-version"], json.loads(answer.read())["id"]
 
     assert talk("before")[0] == champion
-    live.begin(registry, other)
+    with contextlib.chdir(published):  # as flows.promote does where the gate lets it through
+        change.decide(registry, "canary", other, "for a test", live.trial_writes(other))
     wait_for(f"version {other} is on trial: it gets 50% of the conversations")
     talks = [talk(f"trial {number}") for number in range(30)]
     versions = [version for version, _ in talks]

@@ -6,17 +6,18 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows.promotion import judging
+from flows.promotion import change
 from flows.serving import capture, live, trial
 from flows.serving.trial import Served, Trial
 from steps.core.params import Serve
-from steps.registry.model import RegisteredModel
+from steps.project.ledger import Ledger
+from steps.registry import decisions
 from steps.traces.store import Store
+from tests.support.fake_registry import FakeRegistry
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -106,30 +107,6 @@ def test_round_a_swap_no_version_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert place.versions() == [None, None, "4"]
 
 
-class FakeRegistry:
-    """Stands for MLflow's registry: tags and aliases in memory."""
-
-    def __init__(self, **aliases: str) -> None:
-        self.aliases = aliases
-        self.versions = {number: SimpleNamespace(version=number, tags={}) for number in ("1", "2", "3")}
-
-    def set_model_version_tag(self, _: str, version: str, tag: str, value: str) -> None:
-        self.versions[version].tags[tag] = value
-
-    def set_registered_model_alias(self, _: str, alias: str, version: str) -> None:
-        self.aliases[alias] = version
-
-    def delete_registered_model_alias(self, _: str, alias: str) -> None:
-        del self.aliases[alias]
-
-    def get_registered_model(self, _: str) -> Any:
-        return SimpleNamespace(aliases=self.aliases)
-
-    @property
-    def model(self) -> RegisteredModel:
-        return RegisteredModel(self, "toy", dict(self.versions), dict(self.aliases))
-
-
 class People:
     """What people said, in a store."""
 
@@ -154,12 +131,24 @@ def people(tmp_path: Path) -> People:
     return People(tmp_path / "store")
 
 
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The decisions that the ledger would get."""
-    made: list[tuple[str, str]] = []
-    monkeypatch.setattr(judging, "remember", lambda model, event, version, why: made.append((event, version)))
-    return made
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
+
+
+def events() -> list[tuple[str, str]]:
+    """(event, version) of the ledger's decisions, but for those that put a version on trial."""
+    with Ledger() as ledger, ledger.reading() as link:
+        return [(each.event, each.version) for each in decisions.listed(link) if each.event != "canary"]
+
+
+def begin(registry: FakeRegistry, version: str, is_past_the_gate: bool = True) -> None:
+    """Put a version on trial, as flows.promote does; without the gate, as whoever may write to the registry could."""
+    writes = live.trial_writes(version, START)
+    if is_past_the_gate:
+        change.decide(registry.model, "canary", version, "the gate let it through", writes)
+    else:
+        change._write(registry, "toy", writes)
 
 
 SETTINGS = Serve(canary=0.5, min_feedback=10, max_drop=0.05, rollback=0.1)
@@ -169,9 +158,9 @@ def decide(registry: FakeRegistry, people: People, days: float = 1.0) -> str:
     return live.decide_canary(registry.model, people.scores, SETTINGS, START + timedelta(days=days))
 
 
-def test_a_canary_that_people_like_is_promoted(people: People, events: list[tuple[str, str]]) -> None:
+def test_a_canary_that_people_like_is_promoted(people: People) -> None:
     registry = FakeRegistry(champion="1")
-    live.begin(registry.model, "2", START)
+    begin(registry, "2")
     people.say("1", *[1.0] * 50, days=-1)  # before the trial: not compared
     people.say("1", *[0.0] * 9, *[1.0] * 5)
     people.say("2", *[1.0] * 9)
@@ -183,26 +172,42 @@ def test_a_canary_that_people_like_is_promoted(people: People, events: list[tupl
         "version 2 is promoted, people's feedback on the canary: mean score 1.000 of 10 conversations"
     )
     assert registry.aliases == {"champion": "2", "previous": "1"}
-    assert events == [("promotion", "2")]
+    assert events() == [("promotion", "2")]
 
 
-def test_a_canary_that_people_dislike_is_withdrawn(people: People, events: list[tuple[str, str]]) -> None:
+def test_a_canary_that_people_dislike_is_withdrawn(people: People) -> None:
     registry = FakeRegistry(champion="1")
-    live.begin(registry.model, "2", START)
+    begin(registry, "2")
     people.say("1", *[1.0] * 14)
     people.say("2", *[0.0] * 5, *[None] * 9)
     text = decide(registry, people)
     assert text.startswith("version 2 is withdrawn, people's feedback on the canary: mean score 0.000 of 14")
     assert registry.aliases == {"champion": "1"}
-    assert events == [("withdrawal", "2")]
+    assert events() == [("withdrawal", "2")]
     assert live.WITHDRAWN in registry.versions["2"].tags
 
 
-def test_what_is_not_clear_waits_for_twice_as_many_and_not_for_ever(
-    people: People, events: list[tuple[str, str]]
-) -> None:
+def test_the_alias_alone_puts_nothing_on_trial(people: People) -> None:
+    """Others than promoters may be able to set it, and its tags."""
     registry = FakeRegistry(champion="1")
-    live.begin(registry.model, "2", START)
+    people.say("1", *[0.0] * 40)
+    people.say("2", *[1.0] * 40)
+    begin(registry, "2", is_past_the_gate=False)
+    assert decide(registry, people) == decide(registry, people, days=99) == ""
+    assert registry.aliases == {"champion": "1", "canary": "2"}
+    begin(registry, "2")
+    registry.versions["2"].tags["adapter_hash"] = "another, which the gate has not seen"
+    assert decide(registry, people) == ""
+    registry.versions["2"].tags["adapter_hash"] = "adapter 2"
+    assert decide(registry, people).startswith("version 2 is promoted")
+    begin(registry, "2", is_past_the_gate=False)
+    assert decide(registry, people) == "", "the champion is not on trial against itself"
+    assert registry.aliases == {"champion": "2", "previous": "1", "canary": "2"}
+
+
+def test_what_is_not_clear_waits_for_twice_as_many_and_not_for_ever(people: People) -> None:
+    registry = FakeRegistry(champion="1")
+    begin(registry, "2")
     for version in ("1", "2"):
         people.say(version, *[0.0] * 5, *[1.0] * 7)
     assert decide(registry, people) == ""
@@ -213,7 +218,7 @@ def test_what_is_not_clear_waits_for_twice_as_many_and_not_for_ever(
     assert decide(registry, people) == ""
     assert registry.versions["2"].tags[live.LOOKS] == "2"
     assert "not decided in 14 days (22 conversations with feedback, 22 of" in decide(registry, people, days=14.1)
-    assert events == [("withdrawal", "2")]
+    assert events() == [("withdrawal", "2")]
 
 
 def test_a_champion_that_people_dislike_is_rolled_back_once(people: People) -> None:

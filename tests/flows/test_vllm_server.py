@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import importlib.util
 import itertools
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from flows import vllm_server
+from flows.serving import uploads
 from flows.serving.uploads import KEPT, Uploads
 from steps.core.params import Policy
 from steps.policy.adapter import adapter_hash
@@ -97,10 +100,75 @@ def test_an_adapter_comes_whole_and_under_its_hash(client: TestClient, tmp_path:
     assert not (tmp_path / "kept" / ("0" * 16)).exists()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_that_comes_later_harms_an_adapter_that_is_here(client: TestClient, tmp_path: Path) -> None:
+    adapter, kept = made_adapter(tmp_path / "good", b"good"), tmp_path / "kept"
+    digest = adapter_hash(adapter)
+    bring(client, adapter, digest)
+    before = contents(kept)
+    assert len(before) == 2
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        answer = client.put(f"/flywheel/adapters/{digest}/{name}", content=b'{"r": 64}')
+        assert (answer.status_code, f"its {name} has another content" in answer.text) == (400, True)
+        assert contents(kept) == before
+    assert [answer.json()["path"] for answer in bring(client, adapter, digest)] == [str(kept / digest)] * 2
+
+
+def test_unfinished_adapters_are_few_and_do_not_last(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, kept = made_adapter(tmp_path / "good", b"good"), tmp_path / "kept"
+    bring(client, adapter, adapter_hash(adapter))
+    for number in range(3 * KEPT):
+        client.put(f"/flywheel/adapters/{number:016x}/adapter_config.json", content=b"{}")
+    assert len(list((kept / uploads.PARTS).iterdir())) == KEPT
+    assert (kept / adapter_hash(adapter)).exists(), "a flood of unfinished ones moves no whole one out"
+    monkeypatch.setattr(uploads, "PATIENCE", -60.0)  # as if an hour had passed
+    client.put(f"/flywheel/adapters/{'f' * 16}/adapter_config.json", content=b"{}")
+    assert [path.name for path in kept.iterdir()] == [adapter_hash(adapter)]
+
+
+@pytest.mark.parametrize("fault", ["a configuration of a gigabyte", "a full disk", "cut off"])
+def test_what_does_not_arrive_leaves_nothing(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    kept, address = tmp_path / "kept", f"/flywheel/adapters/{'a' * 16}/adapter_config.json"
+    if fault == "a full disk":
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(uploads.Uploads, "arrived", full)
+        answer = client.put(address, content=b"{}")
+        assert (answer.status_code, "free space on the server's disk" in answer.text) == (507, True)
+    elif fault == "cut off":
+        messages = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        assert asyncio.run(uploads.Uploads(Starlette()).take("a" * 16, "adapter_config.json", receive))[0] == 400
+    else:
+        assert client.put(address, content=b" " * (2**20 + 1)).status_code == 413
+    assert contents(kept) == {}
+
+
 def test_who_has_no_key_brings_loads_and_asks_nothing(client: TestClient, tmp_path: Path) -> None:
     adapter = made_adapter(tmp_path / "adapter", b"1")
-    paths = ("/v1/load_lora_adapter", "/inference/v1/generate", "/adapters", "/invocations", "/metrics")
+    paths = ("/v1/load_lora_adapter", "/inference/v1/generate", "/v1/unload_lora_adapter", "/invocations")
     assert all(client.post(path).text == "reached" for path in paths)
+    others = (
+        "/scale_elastic_ep",
+        "/adapters",
+        "/sleep",
+        "/collective_rpc",
+        "/v1/load_lora_adapter/",
+        "/V1/completions",
+    )
+    assert all(client.post(path).status_code == 403 for path in others)
     client.headers["Authorization"] = "Bearer another"
     assert [answer.status_code for answer in bring(client, adapter, adapter_hash(adapter))] == [401, 401]
     assert all(client.post(path).status_code == 401 for path in paths)
@@ -119,5 +187,5 @@ def test_who_has_no_key_brings_loads_and_asks_nothing(client: TestClient, tmp_pa
     ],
 )
 def test_no_other_file_is_written(client: TestClient, tmp_path: Path, path: str) -> None:
-    assert client.put(path, content=b"x").text == "reached"  # by vLLM, which knows no such path
+    assert client.put(path, content=b"x").status_code == 403
     assert not (tmp_path / "kept").exists()

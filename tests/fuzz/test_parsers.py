@@ -249,12 +249,12 @@ class Middle:
             ("CONSENT", "assumed"),
         ):
             os.environ[f"FLYWHEEL_CAPTURE_{name}"] = value
-        self.capture = capture.Capture(lambda *_: None)  # type: ignore[arg-type]
+        self.keeper = capture.Keeper()
 
 
 @cache
-def middle() -> capture.Capture:
-    return Middle().capture
+def middle() -> capture.Keeper:
+    return Middle().keeper
 
 
 def feedback(content: bytes, _: Path) -> None:
@@ -264,7 +264,10 @@ def feedback(content: bytes, _: Path) -> None:
 
 
 def asked(content: bytes, _: Path) -> None:
-    request = capture.asked(content)
+    try:
+        request = capture.asked(content)
+    except ValueError:
+        return
     if request:
         given = {"id": "chatcmpl-1", "message": {"role": "assistant", "content": "x"}}
         middle().keep("capture:" + "0" * 16, request, [given])

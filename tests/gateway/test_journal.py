@@ -43,17 +43,29 @@ def test_entries_are_in_the_order_of_executions_and_of_asking(journal: Journal) 
 def test_an_episode_ends_once(journal: Journal) -> None:
     journal.lease([("e", 1, "key", 0)])
     journal.refuse("e", "context_length_exceeded")
-    assert journal.episodes()["e"] == (1, "key", 0, False, "context_length_exceeded", None)
+    assert journal.episodes()["e"] == (1, "key", 0, False, "context_length_exceeded", None, 0)
     journal.lease([("e", 2, "other", 1)])
-    assert journal.episodes()["e"] == (2, "other", 1, False, None, None)
-    journal.end("e", {"id": "first"})
+    assert journal.episodes()["e"] == (2, "other", 1, False, None, None, 0)
+    journal.end("e", {"id": "first", "error": "it broke"})
     journal.end("e", {"id": "second"})
     journal.end("never leased", {"id": "x"})
     states = journal.episodes()
-    assert states["e"] == (2, "other", 1, True, None, {"id": "first"})
-    assert states["never leased"].trajectory == {"id": "x"}
+    assert states["e"] == (2, "other", 1, True, None, "it broke", 0)
+    assert dict(journal.trajectories())["never leased"] == {"id": "x"}
+    assert dict(journal.trajectories())["e"]["id"] == "first"
     journal.reopen()
-    assert not any(state.ended or state.trajectory for state in journal.episodes().values())
+    assert not any(state.ended for state in journal.episodes().values())
+    assert not list(journal.trajectories())
+
+
+def test_a_journal_of_an_earlier_version_is_read(journal: Journal, tmp_path: Path) -> None:
+    journal.lease([("e", 1, "key", 0)])
+    journal.database.execute("ALTER TABLE episodes DROP COLUMN error")
+    journal.database.execute("DROP INDEX calls_of_episodes")
+    journal.close()
+    again = Journal(tmp_path / "folder" / "journal.sqlite")
+    again.end("e", {"error": "it broke"})
+    assert again.episodes()["e"].error == "it broke"
 
 
 def test_a_failed_transaction_leaves_nothing(journal: Journal) -> None:

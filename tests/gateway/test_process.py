@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -127,6 +129,31 @@ def test_1000_broken_requests_leave_it_serving(client: httpx.Client) -> None:
     assert statuses.keys() <= {200, 400}, statuses
     assert statuses[400] > 500
     assert client.post("chat/completions", json=ASK).json()["choices"][0]["message"]["content"] == "Lima."
+
+
+MANY_HEADERS = b"".join(b"x-%d: y\r\n" % number for number in range(100_000))
+HEADS = {
+    "many headers": (b"/health", MANY_HEADERS),
+    "a large header": (b"/health", b"x: " + b"a" * 2**24 + b"\r\n"),
+    "a header that does not end": (b"/health", b"x: " + b"a" * 2**24),
+    "a long address": (b"/" + b"a" * 2**22, b""),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_head_of_a_request_has_a_limit(stage: Stage, kind: str) -> None:
+    address, headers = HEADS[kind]
+    host, port = stage.gateway.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        answer = b""
+        with contextlib.suppress(OSError):  # it hangs up in the middle
+            connection.sendall(b"GET " + address + b" HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+            answer = connection.recv(300)
+    assert not answer.startswith(b"HTTP/1.1 200"), answer
+    pid = stage.gateway.process.pid if stage.gateway.process else 0
+    assert int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 < 2**30
+    head = {f"x-{number}": "a" * 1000 for number in range(40)}
+    assert httpx.get(f"{stage.url}/health", headers=head).status_code == 200
 
 
 def test_wrong_keys_are_refused(stage: Stage, client: httpx.Client) -> None:

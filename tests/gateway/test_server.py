@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from environments.base import Scenario
 from steps.core.params import Agents, Policy
 from steps.core.records import Trajectory
-from steps.gateway.batch import Batch
+from steps.gateway.batch import AT_ONCE, Batch
+from steps.gateway.calls import Execution
 from steps.gateway.plan import Chats
 from steps.gateway.server import Server
+from steps.gateway.types import Request
 from steps.policy.chat import Chat
 from tests.support.plans import plan
 
@@ -123,7 +126,7 @@ class Table:
         return await self.control(f"/clients/{lease['client']}/results", content)
 
     def trajectory(self, episode: str) -> Trajectory:
-        return Trajectory.model_validate(self.batch.journal.episodes()[episode].trajectory)
+        return Trajectory.model_validate(dict(self.batch.journal.trajectories())[episode])
 
 
 @pytest.fixture
@@ -302,6 +305,104 @@ def test_a_prompt_that_does_not_fit_is_refused_by_name(play: Any) -> None:
         assert table.trajectory(lease["episode"]).stop_reason == "context"
 
     play(test)
+
+
+LONG = "word " * 200_000
+LONG_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "message": ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    "parts": ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}),
+    "tool's answer": (
+        "chat/completions",
+        {
+            "messages": [
+                *ASK,
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": LONG},
+            ]
+        },
+    ),
+    "arguments": (
+        "chat/completions",
+        {
+            "messages": [
+                *ASK,
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": LONG})}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "a", "content": "x"},
+            ]
+        },
+    ),
+    "tools": ("chat/completions", {"tools": [TOOL | {"function": TOOL["function"] | {"description": LONG}}]}),
+    "many messages": ("chat/completions", {"messages": [{"role": "user", "content": "word " * 10}] * 20_000}),
+    "text": ("completions", {"messages": None, "prompt": LONG}),
+    "ids": ("completions", {"messages": None, "prompt": [5] * 200_000}),
+    "input": ("responses", {"input": LONG}),
+    "body": ("chat/completions", {"messages": ASK, "metadata": {"x": LONG * 8}}),
+    "whole body": ("chat/completions", {"messages": [{"role": "user", "content": LONG * 31}]}),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_REQUESTS)
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(play: Any, monkeypatch: Any, kind: str) -> None:
+    async def test(table: Table) -> None:
+        route, body = LONG_REQUESTS[kind]
+        [lease] = await table.lease()
+        monkeypatch.setattr("steps.gateway.batch.Batch._placed", None)
+        answer = await table.ask(lease, route, **body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
+        monkeypatch.undo()
+        await table.report(lease, result=None, error="BadRequestError")
+        assert table.trajectory(lease["episode"]).stop_reason == "context"
+
+    play(test)
+
+
+def test_a_long_prompt_holds_up_no_other_agent(play: Any, monkeypatch: Any) -> None:
+    async def test(table: Table) -> None:
+        first, second = await table.lease(2)
+        placed, gate = Batch._placed, threading.Event()
+
+        def slow(batch: Batch, execution: Execution, request: Request) -> Any:
+            if len(request.messages[0]["content"]) > AT_ONCE:
+                assert gate.wait(20)
+            return placed(batch, execution, request)
+
+        monkeypatch.setattr(Batch, "_placed", slow)
+        long = asyncio.create_task(table.ask(first, messages=[{"role": "user", "content": "a" * (AT_ONCE + 1)}]))
+        await asyncio.sleep(0.05)
+        assert (await table.ask(second)).status_code == 200
+        gate.set()
+        assert (await long).json()["error"]["code"] == "context_length_exceeded"
+
+    play(test, order="free")
+
+
+def test_recorded_calls_are_read_when_their_episode_goes_on(play: Any) -> None:
+    async def test(table: Table) -> None:
+        first, second = await table.lease(2)
+        for lease in (first, second):
+            assert (await table.ask(lease)).status_code == 200
+        table.start()
+        assert table.batch.unread == {first["episode"], second["episode"]}
+        assert [entry["calls"] for entry in table.batch.status(0.0)["under_way"]] == [1, 1]
+        await table.ask(first, messages=[*ASK, {"role": "user", "content": "And of Chile?"}])
+        assert table.batch.unread == {second["episode"]}
+        held = [[lease["episode"], lease["lease"]] for lease in (first, second)]
+        await table.control("/clients", {"name": "test", "capacity": 8, "held": held, "client": first["client"]})
+        for lease, turns in ((first, 2), (second, 1)):
+            assert (await table.report(lease)).status_code == 200
+            assert len(table.trajectory(lease["episode"]).turns) == turns
+
+    play(test, order="free")
 
 
 def test_lockstep_collects_the_calls_of_all_episodes(play: Any) -> None:

@@ -327,7 +327,7 @@ def test_a_folder_that_appears_while_leftovers_are_removed(tmp_path: Path, monke
     (tmp_path / ".tmp-1.result").mkdir()
     (tmp_path / ".tmp-1.result/0.txt").write_text("half")
     monkeypatch.setattr(Path, "is_dir", lambda _: False)
-    outputs._remove_or_restore(tmp_path / ".tmp-1.result", tmp_path / "result")
+    outputs.remove_or_restore(tmp_path / ".tmp-1.result", tmp_path / "result")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -141,7 +141,7 @@ async def play(
             ended = {"episode": name, "lease": leases[name]["lease"], "api_key": key, "result": result.model_dump()}
             ignored = tuple(batch.ignored)
             assert batch.report(ended, time.monotonic())
-            trajectory = Trajectory.model_validate(batch.journal.episodes()[name].trajectory)
+            trajectory = Trajectory.model_validate(dict(batch.journal.trajectories())[name])
             masked = sum(sum(row.mask) for row in trajectory.flatten())
             assert masked == engine.sampled.get(name, 0), f"{name}: {masked} tokens bear loss"
             seconds, requests = time.monotonic() - start, tuple(engine.requests.get(name, ()))

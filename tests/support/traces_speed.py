@@ -42,7 +42,7 @@ def measured(count: int, folder: Path) -> dict[str, Any]:
     names = (capture.FOLDER, capture.RATE, capture.DAYS, capture.BYTES, capture.CONSENT)
     values = (folder / "capture", 1, 30, 2**34, "given")
     os.environ |= {name: str(value) for name, value in zip(names, values, strict=True)}
-    middleware = capture.Capture(lambda *_: None)  # type: ignore[arg-type]
+    keeper = capture.Keeper()
     task, rng, seconds = load_task(Path(), params.Params()), Random(1), list[float]()
     env: Any = task.env
     known = [env.from_question("train", row) for row in task.data.questions["train"]]
@@ -53,11 +53,11 @@ def measured(count: int, folder: Path) -> dict[str, Any]:
             answer = {"id": f"chatcmpl-{number}-{len(asked)}", "message": messages[len(asked)]}
             request = {"messages": asked, "tools": tools(), "metadata": {"owner": scenario.data["owner"]}}
             begun = time.perf_counter()
-            middleware.keep(key_of("capture", str(number)), request, [answer])
+            keeper.keep(key_of("capture", str(number)), request, [answer])
             seconds.append(time.perf_counter() - begun)
         fields = {"response_id": answer["id"], "score": float(player in ("gold", "scripted"))}
         fields |= {} if fields["score"] else {"correction": scenario.data["answer"]}
-        status, told = middleware.take(json.dumps(fields).encode())
+        status, told = keeper.take(json.dumps(fields).encode())
         assert status == 201, told
     times = []
     for _ in range(2):
@@ -67,7 +67,7 @@ def measured(count: int, folder: Path) -> dict[str, Any]:
     sets = {
         name: len(getattr(done.sets, name)) for name in ("scenarios", "demonstrations", "preferences", "regression")
     }
-    size = sum(path.stat().st_size for path in middleware.store.segments()) / 2**20
+    size = sum(path.stat().st_size for path in keeper.store.segments()) / 2**20
     row = {"conversations": done.conversations, "calls": len(seconds), "mb": round(size, 1)}
     row |= {"capture_ms": round(1000 * statistics.median(seconds), 2), "ingest_seconds": times[0]}
     return row | {"again_seconds": times[1], **sets, "quarantined": len(done.sets.quarantine)}

@@ -3,7 +3,9 @@ erases."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from steps.traces import store
 from steps.traces.captured import read
 from steps.traces.records import Unreadable, key_of
 from steps.traces.store import Store, opened
+from steps.traces.tombstones import Forgotten
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 WRITER = """
@@ -73,12 +76,55 @@ def test_offsets_go_on_where_they_ended(tmp_path: Path) -> None:
 
 def test_the_size_is_bounded_and_retention_makes_room(tmp_path: Path) -> None:
     kept = Store(tmp_path, max_bytes=2000, days=3)
-    written = sum(kept.append({"text": "x" * 100}, NOW) for _ in range(50))
+    for day in range(3):
+        assert kept.append({"text": "x" * 100}, NOW + timedelta(days=day))
+    written = sum(kept.append({"text": "x" * 100}, NOW + timedelta(days=3)) for _ in range(50))
     assert 0 < written < 50
     assert sum(path.stat().st_size for path in kept.segments()) <= 2000
-    assert not kept.append({"text": "x" * 100}, NOW + timedelta(days=3))
     assert kept.append({"text": "x" * 100}, NOW + timedelta(days=4)), "the first day is over its retention"
-    assert [path.name for path in kept.segments()] == ["2026-11-27.0000.jsonl"]
+    assert [path.name[:10] for path in kept.segments()] == [f"2026-11-{day}" for day in (24, 25, 26, 27)]
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=days) for days in (20, 40, 3650, -20000)], ids=str)
+def test_a_jump_of_the_clock_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: timedelta) -> None:
+    passed = 0.0
+    monkeypatch.setattr(store.time, "monotonic", lambda: passed)
+    kept = Store(tmp_path, days=30)
+    for day in range(31):
+        kept.append({"day": day}, NOW + timedelta(days=day))
+    there = {path.name for path in kept.segments()}
+    late = NOW + timedelta(days=30) + jump
+    kept.append({"day": "late"}, late)
+    assert there <= {path.name for path in kept.segments()}
+    assert there <= {path.name for path in Store(tmp_path, days=30).segments()}
+    said = Store(tmp_path, days=30).expire(late + timedelta(days=1))  # another process, of which it is the first look
+    assert there <= {path.name for path in kept.segments()}
+    if jump > timedelta(0):
+        assert f"the clock says {late + timedelta(days=1):%Y-%m-%d}" in said
+        assert "are kept until it has run evenly for a day" in said
+        kept.expire(late)
+        passed = store.WATCH + 60
+        assert kept.expire(late + timedelta(seconds=passed)) == ""
+        assert len(kept.segments()) < len(there), "a pause that was none of the clock's"
+    else:
+        assert [line.record for line in kept.lines()][-1] == {"day": "late"}, "it is not the first to be removed"
+    kept.append({"day": 31}, NOW + timedelta(days=31))
+
+
+def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    kept.append({"number": 1}, NOW)
+    size = kept.segments()[0].stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            kept.append({"number": 2, "text": "x" * 100}, NOW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert kept.segments()[0].stat().st_size == size
+    kept.append({"number": 3}, NOW)
+    assert [line.record for line in kept.lines()] == [{"number": 1}, {"number": 3}]
 
 
 def test_a_day_has_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +156,8 @@ def test_several_writers_and_an_eraser_at_the_same_time(tmp_path: Path) -> None:
     def write(name: str) -> None:
         mine = Store(tmp_path)
         for number in range(20):
-            mine.append({"key": name, "number": number}, NOW)
+            with contextlib.suppress(Forgotten):  # from the first deletion on
+                mine.append({"key": name, "number": number}, NOW)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
@@ -130,9 +177,9 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     kept.append({"a": 1})
     assert kept.folder.stat().st_mode & 0o777 == 0o700
     assert kept.segments()[0].stat().st_mode & 0o777 == 0o600
-    assert kept.count("x") == 1
-    assert kept.count("x") == 2
-    assert kept.counts() == {"x": 2}
+    kept.add({"x": 1})
+    kept.add({"x": 1, "y": 2})
+    assert kept.counts() == {"x": 2, "y": 2}
     with pytest.raises(UserError, match="make serve CAPTURE=1"):
         opened(tmp_path / "none")
-    assert json.loads((tmp_path / "capture/counts.json").read_text()) == {"x": 2}
+    assert json.loads((tmp_path / "capture/counts.json").read_text()) == {"x": 2, "y": 2}

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -166,6 +167,34 @@ def test_other_names_are_none(team: Path, client: TestClient, name: str) -> None
         assert "<b>" not in answer.text
     assert "there is no run" in client.get("/compare", params={"run": "short", "other": name}).text
     assert sorted((team / view_runs.LAID_OUT).glob("*")) == before
+
+
+def test_git_is_asked_again_only_where_runs_have_changed(own: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(view_runs, "git", lambda root, *words: asked.append(words) or git(root, *words))
+    runs = view_runs.Runs(own / "run")
+    references, earlier = own / ".git/refs/runs", set(runs.all())
+
+    def settle() -> None:
+        """As if what is there had been written some seconds ago."""
+        for path in (references, own / ".git/packed-refs"):
+            if path.exists():
+                os.utime(path, (path.stat().st_mtime - 9, path.stat().st_mtime - 9))
+
+    commit = git(own, "rev-parse", "HEAD").strip()
+    for change, names in (
+        (["update-ref", "refs/runs/a", commit], {"a"}),
+        (["update-ref", "refs/runs/b", commit], {"a", "b"}),
+        (["pack-refs", "--all"], {"a", "b"}),
+        (["update-ref", "-d", "refs/runs/a"], {"b"}),
+    ):
+        git(own, *change)
+        assert set(runs.all()) == names | earlier, change
+        settle()
+        runs.all()
+        count = len(asked)
+        assert set(runs.all()) == names | earlier, change
+        assert len(asked) == count, change
 
 
 def test_a_ref_with_a_slash_is_no_run(own: Path) -> None:
