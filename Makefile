@@ -149,7 +149,7 @@ environment: venv
 
 SYSTEM := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))requirements/system
 needed:
-	@PYTHON="$(PYTHON)" $(SYSTEM) "$(GPU)"
+	@PYTHON="$(PYTHON)" $(SYSTEM) "$(GPU)" "$(DEV)"
 
 # What would otherwise fail only after the installation.
 ready:
