@@ -147,8 +147,9 @@ environment: venv
 	@echo "environment: ready"
 	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
 
+SYSTEM := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))requirements/system
 needed:
-	@PYTHON="$(PYTHON)" requirements/system "$(GPU)"
+	@PYTHON="$(PYTHON)" $(SYSTEM) "$(GPU)" "$(DEV)"
 
 # What would otherwise fail only after the installation.
 ready:

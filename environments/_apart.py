@@ -94,7 +94,7 @@ class Episode:
                 child.ask("open", seconds, number=self.number, start=self.start)
                 for earlier in self.turns:
                     child.ask("step", seconds, number=self.number, turn=earlier)
-            answer: dict[str, Any] = checked(child.ask("step", seconds, number=self.number, turn=turn))
+            answer = checked(child.ask("step", seconds, number=self.number, turn=turn))
         except Stopped:
             self.drop()
             raise
@@ -155,10 +155,11 @@ def interpreter(package: str) -> str:
 
 def checked(answer: Any) -> dict[str, Any]:
     """An answer to a turn. Stopped where it is none."""
-    answers = answer.get("answers") if isinstance(answer, dict) else None
-    if isinstance(answer, dict) and "refused" in answer:
-        return answer
-    if not (isinstance(answers, list) and "done" in answer):
+    value: dict[str, Any] = answer if isinstance(answer, dict) else {}
+    answers = value.get("answers")
+    if "refused" in value:
+        return value
+    if not (isinstance(answers, list) and "done" in value):
         raise Stopped(f"the environment's answer to a turn is none: {printable(str(answer))[:100]}")
     if len(answers) > MOST_ANSWERS:
         raise Stopped(
@@ -166,4 +167,4 @@ def checked(answer: Any) -> dict[str, Any]:
         )
     if not all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in answers):
         raise Stopped("the environment answered a turn with what is no message of a role and a content")
-    return answer
+    return value

@@ -17,30 +17,26 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from environments._mcp_settings import TOOLS, ServerSettings, read_settings
-from environments._tools import unwritable
+from environments._mcp_messages import is_lost, observation, plain, spoken
+from environments._mcp_settings import TOOLS, ServerSettings, read_settings, shown_names
 from environments._waiting import TookTooLong, loop, run
 from environments.base import TaskProblem, error
 from environments.kit.child import Child
 
 START_SECONDS = 30.0  # until a server has to be ready
-LIST_SECONDS = 30.0  # in which it has to have listed all of its tools
+LIST_SECONDS = 10.0  # in which it has to have listed all of its tools
 MOST_PAGES, MOST_TOOLS, MOST_BYTES = 100, 1_000, 2**22  # of that list; bytes as JSON
 END_SECONDS = 2.0  # between the end of its input and its own
 ALIVE_SECONDS = 2.0  # in which it has to list its tools after a call that took too long
-CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
-LONGEST = 20_000  # characters of an observation
 STOPPED = "the tool server stopped, and what it had stored is lost; the next call starts it again"
 
 
@@ -150,18 +146,17 @@ class Server:
             await self.close()
             raise TookTooLong from None
         except Exception as problem:
-            if _is_lost(problem):
+            if is_lost(problem):
                 await self.close()
                 return error(STOPPED)
-            return error(f"the tool server refused the call: {_plain(problem)}")
+            return error(f"the tool server refused the call: {plain(problem)}")
 
     async def close(self) -> None:
         """End the connection, and with it the process."""
         keeper, self._keeper, self._session = self._keeper, None, None
         self._closing.set()
         if keeper is not None:
-            with contextlib.suppress(Exception):
-                await keeper
+            await asyncio.wait([keeper], timeout=2 * START_SECONDS)
 
     async def opened(self) -> Any:
         """The open session. TaskProblem with the reason, and the server's last words, where it does not open."""
@@ -199,7 +194,7 @@ class Server:
                 ready.set_exception(
                     TaskProblem(
                         f"the MCP server {self.settings.name} does not start ({self._why(problem)})"
-                        + (f"; its last words: {_plain(last)}" if last else "")
+                        + (f"; its last words: {plain(last)}" if last else "")
                     )
                 )
         finally:
@@ -223,77 +218,11 @@ class Server:
             [program, *arguments], "it", variables=get_default_environment() | variables, cwd=work
         )
         stack.push_async_callback(self._child.end, END_SECONDS)
-        return _spoken(self._child)
+        return spoken(self._child)
 
     def _why(self, problem: BaseException) -> str:
         """Why there is no answer: what the connection ended for, if that is known."""
-        return (self._child.problem if self._child else "") or _plain(problem)
-
-
-@contextlib.asynccontextmanager
-async def _spoken(child: Child) -> AsyncIterator[Any]:
-    """The SDK's streams of messages to and from a program. An answer to no request that waits is passed over; one that is
-    malformed is an error."""
-    import anyio
-    from mcp.shared.message import SessionMessage
-    from mcp_types import jsonrpc_message_adapter
-
-    arriving, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    leaving, left = anyio.create_memory_object_stream[SessionMessage](0)
-    waiting: set[str] = set()
-
-    async def read() -> None:
-        async with arriving:
-            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                while (message := await child.read()) is not None:
-                    number = str(message.get("id"))
-                    if "method" not in message:
-                        if number not in waiting:
-                            child.passed_over += 1
-                            continue
-                        waiting.remove(number)
-                        child.took()
-                    try:
-                        read = jsonrpc_message_adapter.validate_python(message, by_name=False)
-                    except ValueError:
-                        if "method" in message:
-                            child.passed_over += 1
-                            continue
-                        problem = {"code": -32603, "message": "its answer is malformed"}
-                        malformed = {"jsonrpc": "2.0", "id": message["id"], "error": problem}
-                        read = jsonrpc_message_adapter.validate_python(malformed, by_name=False)
-                    await arriving.send(SessionMessage(read))
-
-    async def write() -> None:
-        async with left:
-            async for sent in left:
-                message = sent.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                if "method" in message and "id" in message:
-                    waiting.add(str(message["id"]))
-                await child.send(message)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
-        try:
-            yield arrived, leaving
-        finally:
-            tasks.cancel_scope.cancel()
-            for stream in (arrived, leaving, arriving, left):
-                stream.close()
-
-
-def shown_names(names: list[str]) -> dict[str, str]:
-    """By which name an agent sees each tool: its own, or where models cannot call that, with _ for what is no letter, digit,
-    _ or -, and at most 64 of them. Where another tool has that name, a number follows."""
-    shown: dict[str, str] = {name: name for name in names if CALLABLE.fullmatch(name)}
-    for name in names:
-        if name not in shown:
-            plain, number = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60] or "tool", 1
-            while (made := plain if number == 1 else f"{plain}_{number}") in shown.values():
-                number += 1
-            shown[name] = made
-    return shown
+        return (self._child.problem if self._child else "") or plain(problem)
 
 
 @functools.cache
@@ -386,50 +315,6 @@ def changed(expected: list[dict[str, Any]], has: list[dict[str, Any]], folder: P
         f"the MCP server has other tools than {folder / TOOLS} (differing: {', '.join(differing[:5])}); write it again with "
         f"`.venv/bin/python -m environments._mcp {folder}`, after which runs with the tools of before are stale"
     )
-
-
-def observation(answer: Any) -> str:
-    """The text of a result. What is no text is named, and long texts are cut."""
-    parts = []
-    for block in answer.content:
-        resource = getattr(block, "resource", None)
-        if block.type == "text":
-            parts.append(block.text)
-        elif (text := getattr(resource, "text", None)) is not None:
-            parts.append(text)
-        elif block.type == "resource_link":
-            parts.append(f"[a link to {block.uri}]")
-        else:
-            kind = getattr(resource or block, "mime_type", None) or "of unknown type"
-            parts.append(f"[{block.type} ({kind}), which cannot be shown]")
-    if not parts and answer.structured_content is not None:
-        parts.append(json.dumps(answer.structured_content, ensure_ascii=False))
-    text = _plain("\n".join(parts))
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}\n[{len(text) - LONGEST} more characters are left out]"
-    if answer.is_error:
-        return text if text.startswith("Error: ") else error(text.rstrip(".") or "the tool failed without a word")
-    return text or "(no output)"
-
-
-def _plain(words: object) -> str:
-    """A text that files and databases take; of an error, its innermost reason in one line."""
-    while isinstance(words, BaseExceptionGroup):
-        words = words.exceptions[0]
-    if isinstance(words, BaseException):
-        words = " ".join(str(words).split())[:500].rstrip(".") or type(words).__name__
-    text = str(words).replace("\0", "")
-    return text.encode(errors="replace").decode() if unwritable(text) else text
-
-
-def _is_lost(problem: Exception) -> bool:
-    """Whether an error means that the connection is gone, and not that a call was refused or its answer is malformed."""
-    from mcp import MCPError
-    from mcp.types import CONNECTION_CLOSED
-
-    if isinstance(problem, MCPError):
-        return bool(problem.code == CONNECTION_CLOSED)
-    return not isinstance(problem, ValueError | RuntimeError)
 
 
 def record(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from environments.base import TaskProblem
 
+CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
 TOOLS = "tools.json"  # the server's tools as they were recorded
 
 
@@ -99,3 +101,16 @@ def read_settings(folder: Path) -> ServerSettings:
             for fault in problem.errors(include_url=False)
         ]
         raise TaskProblem(f"{path}: {'; '.join(faults)}") from None
+
+
+def shown_names(names: list[str]) -> dict[str, str]:
+    """By which name an agent sees each tool: its own, or where models cannot call that, with _ for what is no letter, digit,
+    _ or -, and at most 64 of them. Where another tool has that name, a number follows."""
+    shown: dict[str, str] = {name: name for name in names if CALLABLE.fullmatch(name)}
+    for name in names:
+        if name not in shown:
+            plain, number = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60] or "tool", 1
+            while (made := plain if number == 1 else f"{plain}_{number}") in shown.values():
+                number += 1
+            shown[name] = made
+    return shown

@@ -115,8 +115,8 @@ def main() -> None:
             answer = json.dumps({"id": request["id"], "value": value})
         except BaseException as problem:  # SystemExit, too: what an environment raises is an answer
             is_sentence = served is None and isinstance(problem, LookupError)
-            said = str(problem) if is_sentence else described(problem)
-            answer = json.dumps({"id": request["id"], "problem": said})
+            reason = str(problem) if is_sentence else described(problem)
+            answer = json.dumps({"id": request["id"], "problem": reason})
         answers.write(answer + "\n")
         answers.flush()
         if served is None:

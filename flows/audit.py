@@ -179,28 +179,28 @@ def main(words: list[str] | None = None) -> int:
         if options.keep:
             print(advisories.keep(options.keep, {package for pinned in lists for package in pinned}))
         kept = advisories.read()
-        found = [each for pinned in lists for each in advisories.found(kept, pinned)]
+        entries = [each for pinned in lists for each in advisories.affecting(kept, pinned)]
         if not options.kept:
             try:
                 check_reachable(options.osv_url)
                 reports = [audit(pinned, options.osv_url) for pinned in lists]
-                found = merged(found, [each for read in reports for each in vulnerabilities(read)])
+                entries = merged(entries, [each for read in reports for each in vulnerabilities(read)])
                 for line in [line for read in reports for line in skipped(read)]:
                     print(f"not looked up: {line}")
-                print(f"asked: the database at {options.osv_url}, and {kept.said}")
+                print(f"asked: the database at {options.osv_url}, and {kept.description}")
             except Unchecked as problem:
                 codes[0] = UNASKED
-                print(f"{problem}; this is by {kept.said}: what became known later is not in it")
+                print(f"{problem}; this is by {kept.description}: what became known later is not in it")
         else:
-            print(f"by {kept.said}: what became known later is not in it")
-        for each in found:
+            print(f"by {kept.description}: what became known later is not in it")
+        for each in entries:
             reason = kept.reason(each)
             print(f"{each.line}" + (f"\n    what reaches it: {reason}" if reason else ""))
             problems.extend([] if reason else [each])
-        packages = len({each.package for each in found})
+        packages = len({each.package for each in entries})
         print(
-            f"{sum(map(len, lists))} packages, {len(found)} known vulnerabilities in {packages} of them, "
-            f"{len(found) - len(problems)} of which are explained"
+            f"{sum(map(len, lists))} packages, {len(entries)} known vulnerabilities in {packages} of them, "
+            f"{len(entries) - len(problems)} of which are explained"
         )
 
     return exit_code(work) or (1 if problems else codes[0])

@@ -146,8 +146,8 @@ class Child:
             if self.problem:
                 raise Stopped(self.problem)
             last = " ".join(self.words.split())[-300:]
-            said = f"; its last words: {last}" if last else ""
-            raise Stopped(f"{self.who}'s process ended ({ending(self.process.returncode)}){said}")
+            words = f"; its last words: {last}" if last else ""
+            raise Stopped(f"{self.who}'s process ended ({ending(self.process.returncode)}){words}")
 
     async def end(self, grace: float = 0.0) -> None:
         """End it and all that came of it; `grace` seconds are for a program that ends when its standard input does."""

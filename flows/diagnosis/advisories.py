@@ -43,16 +43,16 @@ class Kept(NamedTuple):
     by_hand: list[dict[str, Any]]  # the same, with a reason
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return (
             f"the kept list {KEPT} (the Python Packaging Advisory Database of {self.date}, and {len(self.by_hand)} entries "
             f"by hand, {self.by_hand_date})"
         )
 
-    def reason(self, found: Vulnerability) -> str:
+    def reason(self, vulnerability: Vulnerability) -> str:
         """Why a vulnerability is none here, as it was written down; empty where nothing was."""
         for each in self.by_hand:
-            if each["package"] == found.package and set(each["names"]) & set(found.names):
+            if each["package"] == vulnerability.package and set(each["names"]) & set(vulnerability.names):
                 return str(each.get("reason", ""))
         return ""
 
@@ -70,8 +70,8 @@ def read(path: Path = KEPT) -> Kept:
         ) from None
 
 
-def found(kept: Kept, pinned: Mapping[str, str]) -> list[Vulnerability]:
-    """The entries that the versions of these packages are among."""
+def affecting(kept: Kept, pinned: Mapping[str, str]) -> list[Vulnerability]:
+    """The entries that affect the versions of these packages."""
     return [
         Vulnerability(each["package"], version, tuple(each["names"]), tuple(fixes(each)))
         for each in [*kept.advisories, *kept.by_hand]

@@ -29,7 +29,7 @@ HOSTILE = str(ROOT / "tests" / "support" / "hostile_mcp.py")
 
 @pytest.fixture(autouse=True)
 def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mcp, "START_SECONDS", 5.0)
+    monkeypatch.setattr(_mcp, "START_SECONDS", 20.0)
     monkeypatch.setattr(_mcp, "LIST_SECONDS", 2.0)
     monkeypatch.setattr(_mcp, "END_SECONDS", 0.2)
 
@@ -173,12 +173,14 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
 
     asked: ClassVar[list[tuple[str, str]]] = []
 
+    server: http.server.HTTPServer
+
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("authorization", "")))
         packed = gzip.compress(bytes(2**26), 1) if self.path == "/packed" else b"{}"
         self.send_response(302 if self.path == "/moved" else 200)
         if self.path == "/moved":
-            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/taken")
+            self.send_header("Location", f"http://localhost:{self.server.server_port}/taken")
         if self.path == "/packed":
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Type", "application/json")

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import http.server
 import json
+import re
 import resource
 import threading
 import time
@@ -19,7 +20,7 @@ from environments.kit.http_client import Client, Late, NoAnswer, TooMuch, Unreac
 from steps.core.errors import UserError
 from steps.core.params_policy import Servers
 from steps.sampling.replica import Replica
-from tests.conftest import free_port
+from tests.conftest import ROOT, free_port
 from tests.support.slow_servers import dripping_server
 
 PACKED = gzip.compress(bytes(2**28), 1)  # 256 MiB in 1.2 MB
@@ -30,6 +31,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
     seen: ClassVar[list[tuple[str, str]]] = []
     protocol_version = "HTTP/1.1"
+
+    server: http.server.HTTPServer
 
     def do_GET(self) -> None:
         self.seen.append((self.path, self.headers.get("authorization", "")))
@@ -49,7 +52,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
         if self.path == "/damaged":
             body, headers = b"no gzip", {"Content-Encoding": "gzip"}
         if self.path == "/moved":
-            headers = {"Location": f"http://localhost:{self.server.server_address[1]}/taken"}
+            headers = {"Location": f"http://localhost:{self.server.server_port}/taken"}
         self.send_response(302 if headers.keys() == {"Location"} else 200)
         for name, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(name, value)
@@ -127,3 +130,16 @@ def test_nobody_there_is_another_failure() -> None:
         asked("GET", f"http://127.0.0.1:{free_port()}/", seconds=5)
     with pytest.raises(NoAnswer):
         asked("GET", "http://[not an address/", seconds=5)
+
+
+# Others, and why: MLflow's own client, with limits of its own, and the certificates that an agent may pass on.
+OTHERS = {"steps/project/slow_server.py", "steps/agents/episode.py"}
+ANOTHER = re.compile(
+    r"^\s*(?:import|from) (?:requests|httpx2?|aiohttp|urllib\.request|urllib3|http\.client)\b", re.MULTILINE
+)
+
+
+def test_no_other_client_is_made() -> None:
+    files = [file for folder in ("environments", "steps", "flows", "viewer") for file in (ROOT / folder).rglob("*.py")]
+    found = {file.relative_to(ROOT).as_posix() for file in files if ANOTHER.search(file.read_text())}
+    assert found == {"environments/kit/http_client.py", *OTHERS}

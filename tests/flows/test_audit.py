@@ -140,7 +140,8 @@ def test_the_list_is_written_from_a_clone(tmp_path: Path) -> None:
         subprocess.run([*git, *words], check=True)
     assert "1 advisories of 1 packages" in advisories.keep(clone, {"pip"}, kept)
     found = {
-        version: advisories.found(advisories.read(kept), {"pip": version}) for version in ("1.1", "1.2", "2.0.5", "3")
+        version: advisories.affecting(advisories.read(kept), {"pip": version})
+        for version in ("1.1", "1.2", "2.0.5", "3")
     }
     assert [version for version, each in found.items() if each] == ["1.1", "2.0.5"]
     assert found["1.1"][0].names == ("PYSEC-1", "CVE-1")

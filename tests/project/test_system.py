@@ -54,15 +54,17 @@ def test_all_that_is_missing_is_in_one_command(tmp_path: Path) -> None:
     for name in ("sh", "grep"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = subprocess.run(
-        ["sh", str(SYSTEM), "0"], cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+        ["sh", str(SYSTEM), "0", "1"], cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert "lacks make, git, a Python 3 with venv" in done.stderr
     assert "apt-get install make git python3 python3-venv" in done.stderr
+    assert "a C compiler (for tests)" in done.stderr
+    assert "gcc libc6-dev" in done.stderr
     assert "dnf install make git python3 python3-pip" in done.stderr
 
 
 def test_continuous_integration_installs_what_this_list_names() -> None:
-    assert "requirements/system packages" in (ROOT / ".ci" / "run").read_text()
+    assert "requirements/system packages 1" in (ROOT / ".ci" / "run").read_text()
     named = (ROOT / "README.md").read_text()
     assert "Python 3 with venv, make, git and libnuma" in named

@@ -782,10 +782,10 @@ class LateClient:
 
 def test_a_server_that_answers_late_is_asked_again() -> None:
     post = deliveries.Post("http://127.0.0.1/v1/traces", b"{}", {"Content-Type": "application/json"})
-    late = LateClient(deliveries.ATTEMPTS - 1)
+    late: Any = LateClient(deliveries.ATTEMPTS - 1)
     deliveries.send_patiently(late, post)
     assert late.count == deliveries.ATTEMPTS
-    silent = LateClient(99)
+    silent: Any = LateClient(99)
     with pytest.raises(http_client.Late):
         deliveries.send_patiently(silent, post)
     assert silent.count == deliveries.ATTEMPTS
