@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import environments
-from environments import _mcp, _new
+from environments import _mcp, _mcp_settings, _new
 from environments._mcp_settings import read_settings
 from environments._waiting import Limited, TookTooLong, run
 from environments.base import Scenario, TaskProblem, split_of
@@ -135,7 +135,7 @@ def test_tools_have_names_that_models_can_call_and_can_be_left_out(tmp_path: Pat
 
 def test_names_that_collide_get_numbers() -> None:
     names = ["a.b", "a/b", "a_b", "é" * 70]
-    assert _mcp.shown_names(names) == {"a_b": "a_b", "a.b": "a_b_2", "a/b": "a_b_3", "é" * 70: "_" * 60}
+    assert _mcp_settings.shown_names(names) == {"a_b": "a_b", "a.b": "a_b_2", "a/b": "a_b_3", "é" * 70: "_" * 60}
 
 
 def test_what_fails_is_an_error_that_the_policy_reads(
