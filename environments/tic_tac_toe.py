@@ -132,21 +132,19 @@ def alike(board: str) -> list[str]:
 
 
 @cache
-def openings(split: Split, side: str) -> dict[str, list[str]]:
-    """The openings of a split in which `side` moves next: by the first of those that are alike, the boards of this split.
-    Splits share no board, whoever plays. Its turns and reflections may be in others: a policy that reads texts has to learn
-    that they are alike."""
+def openings(split: Split, side: str) -> list[str]:
+    """The openings of a split in which `side` moves next, one for all that are alike. Splits share none, whoever plays, and
+    have the same shares of those that perfect play draws."""
     boards, kinds = [EMPTY], list[str]()
     for marks in range(max(MARKS[side]) + 1):
         kinds += boards if marks in MARKS[side] else []
         after = {alike(put(board, cell, "XO"[marks % 2]))[0] for board in boards for cell in empty_cells(board)}
         boards = sorted(after)
-    chosen: dict[str, list[str]] = {}
-    for kind in kinds:
-        views = alike(kind)
-        mixed = Random(f"openings of tic_tac_toe {kind}").sample(views, len(views))
-        first, last = (round(bound * len(views)) for bound in PARTS[split])
-        chosen |= {kind: mixed[first:last]} if first < last else {}
+    chosen = list[str]()
+    for is_drawn in (True, False):
+        kind = [board for board in kinds if (value(board, side) == 0) is is_drawn]
+        first, last = (round(bound * len(kind)) for bound in PARTS[split])
+        chosen += Random("openings of tic_tac_toe").sample(kind, len(kind))[first:last]
     return chosen
 
 
@@ -241,10 +239,9 @@ class TicTacToe(TwoSided):
         side = rng.choice(data["sides"])
         [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
         begun = openings(split, side)
-        kinds = list(begun)
         if opponent == "minimax":  # only those that perfect play draws: in others it has moved badly already
-            kinds = [board for board in kinds if value(board, side) == 0]
-        board = rng.choice(begun[rng.choice(kinds)])
+            begun = [board for board in begun if value(board, side) == 0]
+        board = rng.choice(alike(rng.choice(begun)))
         if best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
             return []
         hidden = {

@@ -16,6 +16,7 @@ from environments.tic_tac_toe import (
     EMPTY,
     OTHER,
     TicTacToe,
+    alike,
     best_result,
     empty_cells,
     is_over,
@@ -310,8 +311,7 @@ def test_what_is_left_out_cannot_be_won_by_any_line() -> None:
         rng = Random(seed)
         side = rng.choice("XO")
         rng.random()  # the draw of the opponent
-        begun = openings("train", side)
-        board = rng.choice(begun[rng.choice(list(begun))])
+        board = rng.choice(alike(rng.choice(openings("train", side))))
         assert can_win(board, side, seed) == is_made == (best_result(board, side, "self", seed)[0] == 1)
 
 
@@ -348,7 +348,7 @@ def test_openings_and_messages() -> None:
     assert min(sides.values()) > 100
 
 
-def test_splits_share_no_board_to_begin_with_and_have_many_kinds_of_them() -> None:
+def test_splits_share_no_opening_whoever_plays_and_whichever_way_it_is_turned() -> None:
     """A search of its own for what is alike: eight ways to walk over the cells."""
     ways = [
         [row * 3 + column if straight else column * 3 + row for row in rows for column in columns]
@@ -359,17 +359,15 @@ def test_splits_share_no_board_to_begin_with_and_have_many_kinds_of_them() -> No
     game, seen = TicTacToe.load(DATA), dict[str, set[str]]()
     for split, count in zip(SPLITS, (1024, 240, 400), strict=True):
         made = TicTacToe.scenarios(game, split, count, 3)
-        seen[split] = {one.data["board"] for one in made}
+        boards = {one.data["board"] for one in made}
+        seen[split] = {"".join(board[cell] for cell in way) for board in boards for way in ways}
         groups = Counter(TicTacToe.cluster(one, game) for one in made)
-        kinds = {min("".join(board[cell] for cell in way) for way in ways) for board in seen[split]}
-        assert set(groups) == kinds
-        assert len(groups) >= 60
-        assert sum(groups.values()) ** 2 / sum(size**2 for size in groups.values()) > 40, "as many of one size"
+        assert len(groups) >= 30
+        assert max(groups.values()) < 0.15 * count
+        drawn = [value(board, side) == 0 for side in "XO" for board in openings(split, side)]
+        assert 0.25 < sum(drawn) / len(drawn) < 0.35
     assert not seen["train"] & seen["val"] | seen["train"] & seen["test"] | seen["val"] & seen["test"]
-    every = [
-        board for split in SPLITS for side in "XO" for boards in openings(split, side).values() for board in boards
-    ]
-    assert len(every) == len(set(every)) == 1090
+    assert sum(len({*alike(board)}) for split in SPLITS for side in "XO" for board in openings(split, side)) == 1090
 
 
 def test_splits_share_nothing_and_seeds_repeat() -> None:
