@@ -52,6 +52,8 @@ def address_of_runs(root: Path, server: str, user: str, password: str) -> str:
         task = load(root / "params.yaml", Params).task
         wanted = f"{server}/api/2.0/mlflow/experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': task})}"
         answer = http_client.asked("GET", wanted, seconds=10, auth=(user, password))
+        if answer.status != 200:  # 404: no such experiment yet
+            return server
         return f"{server}/#/experiments/{answer.json()['experiment']['experiment_id']}/runs"
-    except (UserError, OSError, ValueError, LookupError, TypeError):  # no such experiment yet: 404
+    except (UserError, OSError, ValueError, LookupError, TypeError):
         return server

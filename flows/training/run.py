@@ -189,7 +189,6 @@ def write_chain(params: Params, iterations: int, best: int | str) -> None:
         start.origins(params),
         params.task if params.tasks else "",
         start.opponent(params),
-        params.policy.base_model,
     )
 
 

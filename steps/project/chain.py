@@ -7,13 +7,11 @@ older one than `prev` with train.overlap. `opponent` is the adapter on the other
 none plays there it is the policy's own, so that nothing else is read. Beside each evaluation it says with what in run/000
 it is compared where the task has no rule: with the base policy's evaluation, or for the base policy itself the file that
 names it. `of` says by which key params.yaml names the task, and where its rubric is; of several tasks, `task` has their
-names, with + between them. `base` is the folder of policy.base_model, where it is another than the committed ones: stages
-depend on its content, and not on its name alone.
+names, with + between them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,11 +36,6 @@ OF_ONE, OF_SEVERAL = (
     "{param: task, rubric: /rubric.md}",
     '{param: tasks, rubric: ""}',
 )  # several have one in each folder
-COMMITTED = (
-    ".",
-    "tasks_data/embedded_policy",
-    "tasks_data/general_policy",
-)  # in dvc.yaml; the first is of no base at all
 TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
 CHAMPION = "start/champion"  # the registry's champion, where it is the opponent: flows/training/start.py copies it
 OPPONENT = re.compile(rf"run/(\d{{3}}|{START}|{SFT})/adapter|{CHAMPION}", re.ASCII)
@@ -83,7 +76,6 @@ def write_chain(
     origins: Sequence[str] = (),
     tasks: str = "",
     opponent: int | str | None = None,
-    base: str = "",
 ) -> None:
     """Write a chain of iterations 1 … `iterations`.
 
@@ -92,8 +84,7 @@ def write_chain(
     continues, or with the first one. `origins`: which of START and SFT come before iteration 001, in this order; it
     continues the last of them, or the base policy. `tasks`: the names of several tasks, with + between them; empty for a
     single one. `opponent`: after how many iterations a newer adapter becomes the opponent, or the opponent's folder, such
-    as CHAMPION; None: there is none. `base`: policy.base_model, of which a folder that stages do not
-    depend on anyway is named.
+    as CHAMPION; None: there is none.
     """
     before = [BASE, *origins]
 
@@ -122,7 +113,6 @@ def write_chain(
     tests = "\n".join(compared(key, name, "test") for key, name in tested.items())
     pair = ", ".join(f'{key}: "{name}"' for key, name in tested.items())
     begun = [f"task: {tasks}\nof: {OF_SEVERAL}\n" if tasks else f"of: {OF_ONE}\n", *begun]
-    begun += [f"base: {json.dumps(base)}\n"] if Path(base).is_dir() and Path(base).as_posix() not in COMMITTED else []
     text = (
         f"{HEADER}{''.join(begun)}iterations:\n{links}\nevaluated:\n{evaluated}\ntested: {{{pair}}}\ntests:\n{tests}\n"
     )
@@ -202,8 +192,6 @@ def misshapen(chain: dict[str, Any]) -> str:
         return f"{str(tasks)[:40]!r} are no names of several tasks, such as multiplication+tic_tac_toe"
     if of is not None and of not in ({"param": "task", "rubric": "/rubric.md"}, {"param": "tasks", "rubric": ""}):
         return f"of must be {OF_ONE} or {OF_SEVERAL}, not {str(of)[:60]}"
-    if not isinstance(chain.get("base", ""), str) or "${" in chain.get("base", ""):
-        return f"base must be the path of a folder, not {str(chain['base'])[:60]!r}"
     for key in ("started", "warmed", "iterations", "evaluated", "tested", "tests"):
         if key == "evaluated" and isinstance(chain.get(key), list):  # of runs from before they could be compared
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import sqlite3
@@ -126,14 +127,15 @@ def test_the_newest_revision_of_a_package_is_a_single_one(package: str) -> None:
 
 def test_a_server_that_refuses_or_hangs_is_given_up_in_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port, reason in ((free_port(), "refused"), (silent.getsockname()[1], "timed out")):
+        for port, reason in ((free_port(), "refused|attempts failed"), (silent.getsockname()[1], "no answer within")):
             address = f"http://127.0.0.1:{port}"
             began = time.monotonic()
             for seen in (
                 servers.mlflow(at(tmp_path, MLFLOW_TRACKING_URI=address)),
                 servers.prefect(at(tmp_path, PREFECT_API_URL=f"{address}/api")),
             ):
-                assert (seen.state, reason in seen.text) == (BAD, True)
+                assert seen.state == BAD
+                assert re.search(reason, seen.text), seen.text
             assert time.monotonic() - began < 2 * servers.SECONDS + 2
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from environments.email_search import EmailSearch
 from flows import export
-from flows.serving.server import Server
+from flows.serving import vllm_process
+from flows.serving.server import SERVER, Server
 from steps.core.params import Lora, Policy
 from steps.policy.loading import load_chat
 
@@ -50,7 +51,8 @@ def test_the_commands_options_are_those_of_the_server_that_is_tested(merged: boo
     [block] = re.findall(r"```sh\n(.+)\n```", text)
     words = shlex.split(block)
     ours = Server("127.0.0.1", 8000, "toy", "key").command(policy, Path(), chat)
-    assert words[:3] == ["python", "-m", ours[0]]
+    assert words[:3] == ["python", "-m", SERVER]
+    assert ours[0] == vllm_process.__name__, "the same, with limits on what callers send"
     assert {word for word in words if word.startswith("--")} <= set(ours)
     options = dict(itertools.pairwise(words))
     assert options["--model"] == ("." if merged else "org/some model")

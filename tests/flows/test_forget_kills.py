@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def killed(project: Path, command: str, at: int) -> int:
     """How the command ends that is killed before its change number `at`, in a copy of the project; then any next start is
     all that is needed."""
-    spare = project.with_name(f"spare-{at}")
+    spare = project.with_name(f"{project.name}-spare-{at}")
     shutil.copytree(project, spare)
     os.environ["FLYWHEEL_LEDGER_URL"] = f"sqlite:///{spare}/ledger.db"
     code, _ = kills.child(spare, kills.forgetting("c1") if command == "forget" else kills.ingesting("capture"), at)

@@ -150,15 +150,3 @@ def test_what_the_iterations_began_with_can_be_the_best_and_is_tested_beside_ano
     assert read_chain(tmp_path)["tested"] == {"base": "000", "best": "002", "begun": "sft"}
     assert chain.tested_stages(tmp_path) == ["test@base", "test@best", "test@begun"]
     assert chain.misshapen(read_chain(tmp_path)) == ""
-
-
-def test_another_base_model_folder_is_a_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else DVC takes what a model made that stood there before."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models/mine").mkdir(parents=True)
-    for name, expected in (("models/mine", "models/mine"), ("owner/model", None), ("tasks_data/embedded_policy", None)):
-        write_chain(1, 1, base=name)
-        assert read_chain(tmp_path).get("base") == expected
-    (tmp_path / "chain.yaml").write_text('base: "${of.param}"\n')
-    with pytest.raises(UserError, match="base must be the path of a folder"):
-        read_chain(tmp_path)

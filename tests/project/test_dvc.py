@@ -36,7 +36,7 @@ RUNNER |= {
 }
 # What a room is, in one docstring and no code: a test holds them to that.
 RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
-EMBEDDED = "${base}"  # the folder of policy.base_model, read through a parameter
+EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 GENERAL = "tasks_data/general_policy"  # that of new tasks
 # Stages that read no task's data as such.
 BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "task_code")
@@ -165,8 +165,7 @@ def test_the_policy_is_a_dependency_wherever_it_is_read() -> None:
     reading = {name for name, stage in STAGES.items() if {EMBEDDED, GENERAL, TASK} <= set(stage["deps"])}
     assert reading >= {"initialise", "rollout", "update", "evaluate", "test"}
     assert all("policy" in STAGES[name]["params"] for name in reading)
-    [base] = [var["base"] for var in yaml.safe_load((ROOT / "dvc.yaml").read_text())["vars"] if "base" in var]
-    assert Params().policy.base_model == base
+    assert Params().policy.base_model == EMBEDDED
 
 
 # --- Code

@@ -84,6 +84,7 @@ def test_deletion_finds_everything(steps: list[Any], name: str) -> None:
     holding: dict[str, str] = {}  # md5 of each version of a file that held the conversation -> its path
     adapters: set[str] = set()
     key = key_of("capture", name)
+    store.add({})  # makes the folder
     try:
         with Ledger("sqlite://") as ledger:
             for number, step in enumerate([*steps, "ingest"]):
