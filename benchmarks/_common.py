@@ -73,7 +73,7 @@ BENCHMARKS = {
     "fleet": Benchmark(1100, 200, "speed of two / of one (two_nodes, overlap); seconds of a swap / the 1 s allowed"),
     "tracking": Benchmark(90, 90, "seconds / the goal of 0.5 s"),
     "learning": Benchmark(380, 85, "test success trained / base policy", timed=False),
-    "recipes": Benchmark(36000, 220, "test success with the recipe / with the defaults", timed=False),
+    "recipes": Benchmark(50000, 220, "test success with the recipe / with the defaults", timed=False),
     "tracing": Benchmark(600, 120, "seconds of a run / those without a Langfuse host"),
     "attention": Benchmark(600, 60, "difference from plain rows / the 1e-4 that are allowed", timed=False),
     "plan": Benchmark(300, 60, "planned peak memory / measured"),

@@ -1,6 +1,6 @@
-"""Which settings of the update learn best? Each recipe beside the defaults, from the same seeds, on two multi-turn tasks.
+"""Which settings of the update learn best? Each recipe beside the defaults, from the same seeds, on three multi-turn tasks.
 
-    python -m benchmarks.recipes --jobs 2          # both tasks, seeds 1 to 5, all recipes: most of a night
+    python -m benchmarks.recipes --jobs 2          # all tasks, seeds 1 to 5, all recipes: a night
     python -m benchmarks.recipes --quick           # email_search, seed 1, one recipe, three iterations: no result
     python -m benchmarks.recipes --recipes gspo sapo --seeds 1 2 3 --tasks email_search
 
@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks import _common, _runs
 
 FILE = Path(__file__).with_suffix(".json")
-TASKS = {"email_search": 6, "tic_tac_toe": 10}  # iterations: while there is still something to learn
+TASKS = {"email_search": 6, "email_search_plus": 6, "tic_tac_toe": 10}  # iterations, while there is something to learn
 SEEDS = [1, 2, 3, 4, 5]
 DEFAULTS = "defaults"
 OWN: dict[str, object] = {
