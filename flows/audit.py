@@ -39,8 +39,6 @@ OSV = "https://api.osv.dev/v1/query"
 LOCKS = ("cpu.txt", "gpu.txt", "dev.txt")
 SECONDS = 10.0  # for the database's first answer
 PATIENCE = 1800.0  # seconds for pip-audit, which asks for each package by itself
-
-
 UNASKED = 3  # the exit code
 
 

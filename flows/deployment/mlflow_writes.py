@@ -35,12 +35,12 @@ PROMOTERS = {
         model-versions/delete model-versions/delete-tag logged-models/* logged-models/*/tags/*""",
 }
 API = r"/(?:ajax-)?api/[23]\.0/mlflow/(?:{})"
-# Read by GET, but for what holds keys, or asks another server.
 ALIAS = {"name", "alias", "version"}
 NOT_PROMOTER = (
     "Only promoters may do this: ask whoever runs the server for `.venv/bin/python -m flows.deployment.people add NAME "
     "--promoter`."
 )
+# Read by GET is all but this: what holds keys, or asks another server.
 CLOSED = re.compile(
     r"/(gateway|gateway-proxy|webhooks|mlflow-artifacts|presigned[^/]*|graphql|jobs|mcp-servers)(/|$)", re.I
 )

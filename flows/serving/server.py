@@ -94,7 +94,7 @@ class Server(NamedTuple):
         """What was not captured since the server started, by its reason; empty where it does not say."""
         try:
             return {str(why): int(count) for why, count in json.loads(self._call(capture.COUNTS))["not_stored"].items()}
-        except (OSError, http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
     def swap(self, adapter: Path, name: str = "") -> None:

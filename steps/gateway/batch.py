@@ -8,7 +8,6 @@ disk.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections import Counter
@@ -27,14 +26,13 @@ from steps.gateway.journal import Answer, Entry, Journal
 from steps.gateway.leases import Leases, Loss
 from steps.gateway.plan import Chats, Plan
 from steps.gateway.rounds import SETTLE, Rounds
-from steps.gateway.types import BadRequest, Request
+from steps.gateway.types import TOO_LONG, BadRequest, Request
 from steps.policy.chat import Chat
 from steps.sampling.episodes import turn_seed
 
 if TYPE_CHECKING:
     from steps.gateway.graph import Placement
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
 MAX_TURNS = "max_turns"
 AT_ONCE = 16_384  # letters of a prompt that are tokenised in the event loop, which takes some milliseconds
 
@@ -60,7 +58,6 @@ class Batch:
         settings = (self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds, self.agents.clients)
         self.leases = Leases(list(self.episodes), *settings)
         self.refused: dict[str, str] = {}  # by episode: the code of the latest refusal
-        self.unread: set[str] = set()  # episodes whose calls an earlier process has answered, and this one has not read
         self.is_finished = False
         self.news = asyncio.Event()
         self._restore()
@@ -80,14 +77,12 @@ class Batch:
                 execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar))
                 execution.unread = state.calls
                 self.executions[name] = execution
-                self.unread.add(name)
 
     def recall(self, execution: Execution) -> None:
         """Put an execution's recorded calls back into it, where an earlier process answered them."""
-        if execution.episode not in self.unread or self.executions.get(execution.episode) is not execution:
+        if execution.unread is None:
             return
-        self.unread.discard(execution.episode)
-        execution.unread = 0
+        execution.unread = None
         entries = self._recorded(execution.episode)
         execution.recorded = recorded(entry for _, entry in entries if entry.lease < execution.lease)
         for number, entry in entries:
@@ -219,7 +214,6 @@ class Batch:
     def _close(self, name: str) -> None:
         """An execution has ended, or was lost."""
         if (execution := self.executions.pop(name, None)) is not None:
-            self.unread.discard(name)
             for call in self.rounds.drop(execution):
                 call.reply.set_exception(BadRequest("this execution of the episode is over"))
                 call.reply.exception()  # nobody may wait for it
@@ -254,7 +248,7 @@ class Batch:
         shown = self.leases.status(now)
         for entry in shown["under_way"]:
             execution = self.executions.get(entry["episode"])
-            entry["calls"] = len(execution.calls) + execution.unread if execution else 0
+            entry["calls"] = len(execution.calls) + (execution.unread or 0) if execution else 0
         rate = self.tokens / max(now - self.began, 1e-3)
         counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
         return (
@@ -292,12 +286,7 @@ class Batch:
     async def _place(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
         """`_placed`, in a thread where that takes long, so that the other agents go on meanwhile. BadRequest, before any of
         the text is tokenised, where it cannot fit."""
-        size, context = length(request), self.chats.policy.context
-        most, unit = (context, "ids") if isinstance(request.prompt, tuple) else (self.chats.most_text, "letters")
-        if size > most:
-            reason = f"policy.context is {context} tokens, which at most {most} {unit} fit into: the prompt has {size}"
-            raise BadRequest(reason, "messages", TOO_LONG)
-        if size <= AT_ONCE:
+        if self.chats.length(request) <= AT_ONCE:
             return self._placed(execution, request)
         placed = await asyncio.to_thread(self._placed, execution, request)
         if self.executions.get(execution.episode) is not execution:
@@ -432,15 +421,6 @@ class Batch:
     def _note_delivered(self) -> None:
         self.journal.deliver(self.delivered)
         self.delivered = []
-
-
-def length(request: Request) -> int:
-    """Letters of a prompt that its tokens must hold: texts, calls and tools, without reasoning, which templates leave out.
-    For a prompt of token ids, their number."""
-    texts: list[Any] = [message.get("content") or "" for message in request.messages]
-    structures = [*(message.get("tool_calls") or () for message in request.messages), request.tools]
-    texts += [json.dumps(each, ensure_ascii=False) for each in structures if each]
-    return sum(map(len, texts)) + len(request.prompt or "")
 
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:

@@ -105,7 +105,7 @@ class Execution:
     ) -> None:
         self.episode, self.place, self.lease, self.key, self.graph = episode, place, lease, key, graph
         self.calls: list[Call] = []
-        self.unread = 0  # further calls, which an earlier process of the gateway has answered
+        self.unread: int | None = None  # calls that an earlier process answered, until this one has read them
         self.recorded = recorded(earlier)
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 

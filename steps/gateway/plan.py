@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from steps.core.params import Policy
 from steps.core.params_sections import Grammar
-from steps.gateway.types import BadRequest
+from steps.gateway.types import TOO_LONG, BadRequest, Request
 from steps.policy.chat import Chat
 from steps.policy.loading import load_tokenizer, load_vision
 from steps.policy.pictures import blind
@@ -61,3 +61,16 @@ class Chats:
                 reason = f"the policy cannot use these tools, because {problem}"
                 raise BadRequest(reason, "tools") from None
         return self.chats[name]
+
+    def length(self, request: Request) -> int:
+        """Letters of a prompt that its tokens must hold: texts, calls and tools, without reasoning, which templates leave
+        out. For a prompt of token ids, their number. BadRequest where they are more than fit into policy.context."""
+        texts: list[Any] = [message.get("content") or "" for message in request.messages]
+        structures = [*(message.get("tool_calls") or () for message in request.messages), request.tools]
+        texts += [json.dumps(each, ensure_ascii=False) for each in structures if each]
+        size, context = sum(map(len, texts)) + len(request.prompt or ""), self.policy.context
+        most, unit = (context, "ids") if isinstance(request.prompt, tuple) else (self.most_text, "letters")
+        if size > most:
+            reason = f"policy.context is {context} tokens, which at most {most} {unit} fit into: the prompt has {size}"
+            raise BadRequest(reason, "messages", TOO_LONG)
+        return size

@@ -27,12 +27,12 @@ from starlette.routing import Route
 from steps.core import outside_json
 from steps.core.web import host_name, is_address, is_foreign
 from steps.gateway import description
-from steps.gateway.batch import TOO_LONG, Batch
+from steps.gateway.batch import Batch
 from steps.gateway.calls import Asked, Call, Execution
 from steps.gateway.dialects import DIALECTS, Dialect
 from steps.gateway.plan import LARGEST
 from steps.gateway.replies import MODEL
-from steps.gateway.types import BadRequest, Reply
+from steps.gateway.types import TOO_LONG, BadRequest, Reply
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

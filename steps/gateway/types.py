@@ -29,6 +29,9 @@ Cause = Literal[
 ]
 
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt that does not fit
+
+
 class BadRequest(Exception):
     """A request that cannot be answered, with the field it is about; each dialect has a form for it (status 400)."""
 

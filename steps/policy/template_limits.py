@@ -26,17 +26,18 @@ resource.setrlimit(resource.RLIMIT_AS, (given["bytes"],) * 2)
 environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
 environment.filters["tojson"] = lambda value, **_: json.dumps(value)
 environment.globals |= {"raise_exception": lambda text: 1 / 0, "strftime_now": lambda form: ""}
-length = 0
-try:
-    text = re.sub(r"{%[-+]?\\s*(end)?generation\\s*[-+]?%}", "", given["template"])
-    for part in environment.from_string(text).generate(**given["names"]):
-        length += len(part)
-        if length > given["most"]:
-            sys.exit(3)
-except MemoryError:
-    sys.exit(4)
-except Exception:  # what the template itself refuses, which the chat says when it is made
-    pass
+text = re.sub(r"{%[-+]?\\s*(end)?generation\\s*[-+]?%}", "", given["template"])
+for names in given["cases"]:
+    length = 0
+    try:
+        for part in environment.from_string(text).generate(**names):
+            length += len(part)
+            if length > given["most"]:
+                sys.exit(3)
+    except MemoryError:
+        sys.exit(4)
+    except Exception:  # what the template itself refuses, which the chat says when it is made
+        pass
 """
 TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
 NAMES: dict[str, Any] = {
@@ -59,17 +60,15 @@ NAMES: dict[str, Any] = {
 @functools.cache
 def check(template: str, name: str) -> None:
     """UserError for the chat template of the model `name` that does not end within the limits."""
-    limits = {"seconds": SECONDS, "bytes": BYTES, "most": LETTERS}
-    for names in (NAMES, NAMES | {"messages": NAMES["messages"][:1], "tools": None}):
-        given = json.dumps({"template": template, "names": names} | limits)
-        command = [sys.executable, "-I", "-c", CODE]
-        try:
-            code = subprocess.run(command, input=given, text=True, capture_output=True, timeout=6 * SECONDS).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-        if code:
-            raise UserError(
-                f"policy.base_model: the chat template of {name} does not end within {SECONDS} seconds, "
-                f"{BYTES // 2**30} GiB and a million letters for a conversation of three words; set policy.chat_template "
-                "to another one"
-            )
+    cases = [NAMES, NAMES | {"messages": NAMES["messages"][:1], "tools": None}]
+    given = {"template": template, "cases": cases, "seconds": SECONDS, "bytes": BYTES, "most": LETTERS}
+    command = [sys.executable, "-I", "-c", CODE]
+    try:
+        done = subprocess.run(command, input=json.dumps(given), text=True, capture_output=True, timeout=6 * SECONDS)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        raise UserError(
+            f"policy.base_model: the chat template of {name} does not end within {SECONDS} seconds, {BYTES // 2**30} GiB "
+            "and a million letters for a conversation of three words; set policy.chat_template to another one"
+        )

@@ -174,9 +174,10 @@ def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
             if isinstance(value, dict | list | tuple)
             for each in (value.values() if isinstance(value, dict) else value)
         ]
+    if level:
+        return None
     try:
-        whole = privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
-        return None if level else whole
+        return privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
     except RecursionError:  # JSON in a text, which is masked as JSON
         return None
 

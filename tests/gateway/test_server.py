@@ -392,10 +392,11 @@ def test_recorded_calls_are_read_when_their_episode_goes_on(play: Any) -> None:
         for lease in (first, second):
             assert (await table.ask(lease)).status_code == 200
         table.start()
-        assert table.batch.unread == {first["episode"], second["episode"]}
+        executions = table.batch.executions.values()
+        assert [each.unread for each in executions] == [1, 1]
         assert [entry["calls"] for entry in table.batch.status(0.0)["under_way"]] == [1, 1]
         await table.ask(first, messages=[*ASK, {"role": "user", "content": "And of Chile?"}])
-        assert table.batch.unread == {second["episode"]}
+        assert [each.unread for each in executions] == [None, 1]
         held = [[lease["episode"], lease["lease"]] for lease in (first, second)]
         await table.control("/clients", {"name": "test", "capacity": 8, "held": held, "client": first["client"]})
         for lease, turns in ((first, 2), (second, 1)):
