@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -97,8 +98,11 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClie
 
 
 def children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(name) for task in tasks for name in (task / "children").read_text().split()}
+    made = set[int]()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended since it was listed
+            made |= set(map(int, (task / "children").read_text().split()))
+    return made
 
 
 def kept(folder: Path) -> list[Conversation]:
