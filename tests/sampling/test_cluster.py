@@ -80,10 +80,11 @@ def test_an_engine_that_cannot_start_ends_the_stage(orders: Path, tmp_path: Path
     (orders / "refuse").touch()
     with pytest.raises(UserError, match="cannot load it"):
         played(tmp_path)
-    (orders / "unlike").touch()
+    (orders / "refuse").rename(orders / "unlike")
     reason = r"gives the bytes that this machine gives: [\d.]+: torch: 2\.13\.0 here, 2\.12\.0 there"
     with pytest.raises(UserError, match=reason):  # 127.0.0.1, unless this process had imported ray before
         played(tmp_path, POLICY.model_copy(update={"engines": 1}))
+    (orders / "unlike").unlink()
     with pytest.raises(
         UserError, match=r"policy.threads: 64 needs a node with 64 CPU, and no node .* largest has 2 CPU"
     ):

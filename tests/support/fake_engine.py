@@ -15,6 +15,11 @@ from steps.sampling.engine_actor import EngineActor, answering
 ORDERS = Path(os.environ.get("FAKE_ENGINE_ORDERS", "/nonexistent"))  # files named die, refuse and unlike
 
 
+def stands(order: str) -> bool:
+    """Whether there is such an order for all who ask: an actor that is about to be ended may be one of them."""
+    return (ORDERS / order).exists()
+
+
 def taken(order: str) -> bool:
     """Whether there is such an order; the first who asks gets it."""
     try:
@@ -27,9 +32,9 @@ def taken(order: str) -> bool:
 class FakeEngineActor(EngineActor):
     @answering
     def start(self, request: str, parcels: dict[str, Any]) -> dict[str, Any]:
-        if taken("unlike"):
+        if stands("unlike"):
             return {"error": "torch: 2.13.0 here, 2.12.0 there", "code": 2, "differs": True}
-        if taken("refuse"):
+        if stands("refuse"):
             raise UserError("policy.base_model: cannot load it")
         return {"facts": json.loads(request)["facts"]}
 
