@@ -59,7 +59,7 @@ WORKLOADS = {
         0.316,
         2000,
         1.6e8,
-        "not measured: flows.plan for Qwen2.5-7B on an H100, 15.5 s and 40.5 s for 128, ±40 %",
+        "not measured: addons.planning.__main__ for Qwen2.5-7B on an H100, 15.5 s and 40.5 s for 128, ±40 %",
     ),
 }
 BATCH = "--batch, a default batch of email_search, 2 cores beside other work, 2026-11-23"

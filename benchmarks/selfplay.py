@@ -65,7 +65,7 @@ def build_policy(folder: Path) -> Path:
     root, policy = _runs.clone(folder / "policy_clone"), folder / "policy"
     given = {"task": TASK, "task-data": f"tasks_data/{TASK}", "observations": "yes", "threads": "1", "players": PLAYERS}
     given |= {"batch-tokens": "2048", "steps": str(STEPS), "policy": os.fspath(policy)}
-    _runs.show(root, ["-m", "steps.supervised.small_policy", *words(given)])
+    _runs.show(root, ["-m", "addons.supervised.small_policy", *words(given)])
     return policy
 
 

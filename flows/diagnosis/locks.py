@@ -30,7 +30,7 @@ DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with th
 QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
 INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan")
 ENGINES = ("VLLM::", "vllm.")
-SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "flows.serve", "flows.vllm_server")
+SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "addons.production.serve", "addons.fleet.vllm_server")
 SPAWNED = ("from multiprocessing.spawn", "from multiprocessing.resource_tracker")
 
 

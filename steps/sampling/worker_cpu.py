@@ -1,4 +1,5 @@
-"""vLLM's worker on a CPU server (flows/vllm_server.py), so that a reply is a function of its request and its adapter alone.
+"""vLLM's worker on a CPU server (addons/fleet/vllm_server.py), so that a reply is a function of its request and its
+adapter alone.
 
 Stock vLLM on a CPU rounds a sum otherwise with other requests in the batch, and cannot draw by a request's seed. Here:
 

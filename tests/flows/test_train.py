@@ -63,7 +63,7 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
 
 
 def test_ask_plays_a_test_scenario_again_with_both_policies_and_the_same_tokens(project: Project) -> None:
-    done = run(python("flows.ask", "--scenario", "2"), project.folder)
+    done = run(python("addons.production.ask", "--scenario", "2"), project.folder)
     assert done.returncode == 0, done.stderr
     best = json.loads((project.folder / "run/summary.json").read_text())["trained"]["iteration"]
     for who, name in (("base", "000"), ("trained", f"{best:03d}")):

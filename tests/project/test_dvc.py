@@ -29,13 +29,16 @@ ROOT = Path(__file__).parent.parent.parent
 # The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
 # message does not make every stage of every run stale.
 RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
+RUNNER |= {"addons/fleet/ray_train.py"}
 # Errors, lines and progress that a person sees, masked; and how a file is put in place.
 RUNNER |= {
     f"steps/core/{name}.py"
     for name in ("cores", "errors", "files", "masking", "progress", "readable", "secret_forms", "terminal")
 }
 # What a room is, in one docstring and no code: a test holds them to that.
-RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
+RUNNER |= {
+    path.relative_to(ROOT).as_posix() for folder in ("steps", "addons") for path in (ROOT / folder).rglob("__init__.py")
+}
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 GENERAL = "tasks_data/general_policy"  # that of new tasks
 # Stages that read no task's data as such.
@@ -182,7 +185,7 @@ def modules_imported(file: Path) -> Iterator[str]:
         for name in names:
             # `import a.b` runs a/__init__.py too
             for part in itertools.accumulate(name.split("."), "{}.{}".format):
-                if part.partition(".")[0] in ("steps", "environments") and path(part).is_file():
+                if part.partition(".")[0] in ("steps", "environments", "addons") and path(part).is_file():
                     yield path(part).relative_to(ROOT).as_posix()
 
 
@@ -254,7 +257,7 @@ def test_the_runner_imports_nothing_that_makes_a_difference() -> None:
 
 
 def test_a_room_says_what_it_is_and_runs_no_code() -> None:
-    for file in (ROOT / "steps").rglob("__init__.py"):
+    for file in (*(ROOT / "steps").rglob("__init__.py"), *(ROOT / "addons").rglob("__init__.py")):
         body = ast.parse(file.read_text()).body
         assert [type(node) for node in body] == [ast.Expr], file
         assert ast.get_docstring(ast.parse(file.read_text())), file

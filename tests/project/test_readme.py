@@ -29,7 +29,7 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "mlflow" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 MOST_WORDS = 1000  # of the README, as `wc -w` counts them
-PACKAGES = ("steps", "flows", "viewer", "environments", "benchmarks")
+PACKAGES = ("steps", "addons", "flows", "viewer", "environments", "benchmarks")
 FOLDERS = (*PACKAGES, "tasks_data", "tests", "docs", "mlflow", "requirements")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACEHOLDER = re.compile(
@@ -327,7 +327,7 @@ def test_a_module_that_cannot_be_run_is_a_fault(module: str) -> None:
     [
         ("python -m steps.evaluate --spilt val", "steps.evaluate --spilt val: there is no --spilt"),
         ("python -m benchmarks.gate --trials many", "invalid int value"),
-        ("python -m steps.lineage backwards x", "invalid choice"),
+        ("python -m addons.lineage backwards x", "invalid choice"),
         ("make train ARGS=--dry-runs", "flows.train --dry-runs: there is no --dry-runs"),
     ],
 )
