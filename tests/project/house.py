@@ -5,7 +5,7 @@
 
 The main job is `flows.train` with the task email_search and the stages that it runs. It reaches what these import, wherever
 the import stands, types excepted; what a port brings (steps/core/ports.py) is reached where params.yaml names it alone.
-tests/project/test_house.py holds the figures to `LIMITS`, which may only fall.
+tests/project/test_house.py holds the figures to what they are today, so that they may only fall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from steps.core.params import Params
-from tests.project.test_layout import ROOT, imports, modules, without_types
+from tests.project.test_layout import ROOT, imports, imports_of_addons, modules, without_types
 
 MAIN_JOB = (
     "flows.train",
@@ -57,13 +57,10 @@ def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
     return seen
 
 
-def settings(section: type[BaseModel] = Params, seen: frozenset[type[BaseModel]] = frozenset()) -> int:
-    """The fields of params.yaml, those of sections in place of the sections."""
-    count = 0
-    for field in section.model_fields.values():
-        inner = [kind for kind in sections_in(field.annotation) if kind not in seen]
-        count += sum(settings(kind, seen | {kind}) for kind in inner) or 1
-    return count
+def settings() -> int:
+    """The fields of params.yaml that hold a value and no section; those of a section that stands at several places once."""
+    kinds = {Params, *sections_in_all(Params)}
+    return sum(not list(sections_in(field.annotation)) for kind in kinds for field in kind.model_fields.values())
 
 
 def sections_in(annotation: object) -> Iterator[type[BaseModel]]:
@@ -96,18 +93,17 @@ def figures() -> list[Figure]:
     names = modules(ROOT)
     main_job = reached(MAIN_JOB, names)
     core = [name for name in names if name.partition(".")[0] in CORE]
-    sections = {kind.__name__: kind for kind in sections_in_all(Params)}
     return [
         Figure("lines that the main job reaches", sum(map(lines_of, main_job)), 40458, 14000),
         Figure("modules that the main job reaches", len(main_job), 246, 90),
         Figure("lines of the product", sum(map(lines_of, names)), 70496, 44000),
         Figure("modules of the product", len(names), 451, 280),
-        Figure("lines of the core (environments, steps, flows)", sum(map(lines_of, core)), 68571, 30000),
-        Figure("settings", settings(), 0, 125),
-        Figure("sections of settings", len(sections), 0, 0),
+        Figure("lines of environments, steps and flows", sum(map(lines_of, core)), 68571, 0),
+        Figure("settings", settings(), 188, 125),
         Figure("lines of dvc.yaml", len((ROOT / "dvc.yaml").read_text().splitlines()), 712, 180),
-        Figure("functions with more than 8 arguments", len(long_signatures(names)), 0, 0),
-        Figure("files over 350 lines", len(long_files(names)), 0, 0),
+        Figure("functions with more than 8 arguments", len(long_signatures(names)), 14, 0),
+        Figure("files over 350 lines", len(long_files(names)), 23, 0),
+        Figure("imports of an add-on by the core", len(imports_of_addons(ROOT)), 29, 0),
     ]
 
 
@@ -129,9 +125,9 @@ def main() -> None:
         for name in sorted(main_job, key=lines_of, reverse=True)[:30]:
             print(f"{lines_of(name):6} {name}")
         return
-    print(f"{'':48}{'before':>8}{'today':>8}{'target':>8}")
+    print(f"{'':40}{'before':>8}{'today':>8}{'target':>8}")
     for figure in figures():
-        print(f"{figure.name:48}{figure.before:>8}{figure.value:>8}{figure.target:>8}")
+        print(f"{figure.name:40}{figure.before:>8,}{figure.value:>8,}{figure.target or '':>8}")
     names = modules(ROOT)
     for line in [*long_signatures(names), *long_files(names)]:
         print(f"  {line}")

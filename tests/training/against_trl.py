@@ -91,6 +91,7 @@ GROUPS, ATTEMPTS = 6, 4
 PAD, END = 0, 1  # tokens; the second ends a turn
 MEASURED = ("entropy", "kl", "clip_ratio", "cispo_clip_ratio", "vespo", "sampling", "policy_loss")  # TRL's own metrics
 LIMIT = 2e-5  # largest difference of a gradient, relative to its largest element
+ROUNDING = 1e-6  # of the largest element of an update's gradients: a step that has no larger one is zero to float32
 
 
 def column(name: str, **columns: Any) -> Any:
@@ -386,15 +387,17 @@ class Side:
             return gradients, parts, json.loads((out / "metrics.json").read_text())
 
     def compare(self, batch: Batch, update: Update) -> Comparison:
-        """One update by both sides. A gradient that is zero on TRL's side must be zero on ours."""
+        """One update by both sides. A gradient that is zero on TRL's side must be zero on ours. So must be one that is
+        the rounding of a zero beside the update's largest, which is what TRL's reward parts give groups without variance."""
         ours, parts, metrics = self.ours(batch, update)
         theirs, losses = self.trl.gradients(batch, update, parts)
-        gaps, sizes = [0.0], [0.0]
-        for mine, expected in zip(ours, theirs, strict=True):
-            size = max(float(value.abs().max()) for value in expected)
+        gaps, sizes = [0.0], [max(float(value.abs().max()) for value in expected) for expected in theirs]
+        for mine, expected, size in zip(ours, theirs, sizes, strict=True):
+            if size <= ROUNDING * max(sizes):
+                gaps.append(float("inf") if any(bool(own.any()) for own in mine) else 0.0)
+                continue
             gap = max(float((own - their).abs().max()) for own, their in zip(mine, expected, strict=True))
-            gaps.append(gap / size if size else (float("inf") if gap else 0.0))
-            sizes.append(size)
+            gaps.append(gap / size)
         return Comparison(max(gaps), max(sizes), metrics, losses, dict(self.trl.trainer._metrics["train"]))
 
 
