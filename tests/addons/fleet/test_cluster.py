@@ -17,6 +17,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.params import Params, Policy, Rollout
 from steps.core.progress import take_measurements
 from steps.core.records import Trajectory
+from steps.sampling.job import Job
 from steps.sampling.play import play
 from tests.conftest import ROOT
 
@@ -50,7 +51,7 @@ def played(tmp_path: Path, policy: Policy = POLICY) -> list[Trajectory]:
         for number in range(6)
         for attempt in range(2)
     ]
-    return play(policy, LIMITS, adapter, Multiplication, tmp_path / "none", None, attempts, "001", 7)
+    return play(Job(policy, LIMITS, adapter, Multiplication, attempts, "001", 7, None, tmp_path / "none"))
 
 
 @pytest.mark.slow
