@@ -131,7 +131,7 @@ class Pages:
         values["stops"] = sorted({attempt.stop for group in groups for attempt in group.attempts})
         return self.html("list.html", request, opened, **values)
 
-    def offered(self, here: str) -> list[tuple[str, str]]:
+    def offered(self, here: str) -> Sequence[tuple[str, str]]:
         """(address, title) of the add-ons' pages that have something to show, and of the one that is `here`."""
         shown = [page for page in self.brought if page.is_offered(self.runs.root) or here == page.PATH]
         return [(page.PATH, page.TITLE) for page in shown]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
     from steps.core.records import Trajectory
     from steps.sampling.job import Job
-    from steps.sampling.turns import TurnSampler
+    from steps.sampling.turns import CallSampler
 
 
 class Sampler(Protocol):
@@ -31,7 +31,7 @@ class Sampler(Protocol):
 class Engines(Sampler, Protocol):
     """The engines of a policy.kind, which also sample for episodes that ask by themselves (addons/agents/gateway/)."""
 
-    def turns(self, job: Job, stop: int) -> TurnSampler:
+    def turns(self, job: Job, stop: int) -> CallSampler:
         """What samples the turns of a job; `stop` is the token that ends one."""
         ...
 

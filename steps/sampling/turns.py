@@ -56,3 +56,9 @@ class TurnSampler(Protocol):
     def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
 
     def step(self) -> list[Sampled]: ...
+
+
+class CallSampler(TurnSampler, Protocol):
+    """A TurnSampler whose requests may have limits of their own, as an agent's calls do."""
+
+    def submit(self, key: int, prompt_ids: list[int], seed: int, limits: Limits | None = None) -> None: ...

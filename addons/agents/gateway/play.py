@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from steps.core.params import Agents
     from steps.core.records import Trajectory
     from steps.sampling.job import Job
-    from steps.sampling.turns import TurnSampler
+    from steps.sampling.turns import CallSampler
 
 JOURNALS = Path(".flywheel/gateway")
 ADDRESS = JOURNALS / "address.json"  # url and key, for addons/agents/viewer_page.py
@@ -213,7 +213,7 @@ def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
     return [played[name] for name in names]
 
 
-def sample(sampler: TurnSampler, plan: Plan, agents: Agents) -> None:
+def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
     """Sample what the gateway asks for, until all episodes have ended."""
     from steps.sampling.turns import Limits
 
@@ -224,6 +224,7 @@ def sample(sampler: TurnSampler, plan: Plan, agents: Agents) -> None:
     gateway.begin(plan)
     gateway.is_playing = True
     starts, checked = 1, 0.0
+    submit: Any = sampler.submit  # with pictures where the engine is in this process (steps/policy/pictures.py)
     while True:
         if time.monotonic() > checked + 0.5:
             checked = time.monotonic()
@@ -249,7 +250,7 @@ def sample(sampler: TurnSampler, plan: Plan, agents: Agents) -> None:
                 shown = [Shown(*each) for each in request.get("pictures", ())]
                 more: dict[str, Any] = {"pictures": shown} if shown else {}
                 try:
-                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
+                    submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
                 except ValueError as problem:  # such as a schema that vLLM cannot compile
                     failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
             if failed:
@@ -288,7 +289,7 @@ def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None
         return
 
 
-def drain(sampler: TurnSampler) -> None:
+def drain(sampler: CallSampler) -> None:
     """Let the engine finish what nobody waits for any more."""
     while sampler.pending:
         sampler.step()
