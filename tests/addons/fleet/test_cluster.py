@@ -93,7 +93,7 @@ def test_an_engine_that_cannot_start_ends_the_stage(orders: Path, tmp_path: Path
 
 def test_two_engines_of_a_machine_compute_on_cores_of_their_own(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from steps.sampling import engine_actor as e; e.cores = lambda: sorted(os.sched_getaffinity(0)); "
+        "import os, sys; from addons.fleet import engine_actor as e; e.cores = lambda: sorted(os.sched_getaffinity(0)); "
         "e.take_cores(1); print(sorted(os.sched_getaffinity(0)), flush=True); sys.stdin.read()"
     )
     cores = engine_actor.cores()
