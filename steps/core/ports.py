@@ -11,6 +11,7 @@ The ports, and what their objects are:
 
     sampler     Engines, by policy.kind (steps/sampling/play.py)
     agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
+    stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
