@@ -166,7 +166,7 @@ def by_decision(
     counts: dict[str, tuple[int, int]] = {}
     problems: list[str] = []
     for scenario, trajectory in zip(held_out, played, strict=True):
-        if env.is_agent or trajectory.stop_reason == "error":
+        if trajectory.stop_reason == "error":
             continue
         for kind, is_right in env.decisions(scenario, trajectory.messages(scenario)):
             right, made = counts.get(kind, (0, 0))

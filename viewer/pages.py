@@ -49,11 +49,9 @@ class Page(Protocol):
 
     def is_offered(self, root: Path) -> bool:
         """Whether the list of pages has it now."""
-        ...
 
     def values(self, root: Path) -> tuple[dict[str, Any], int | None]:
         """(values of the template, seconds after which the page reloads itself)."""
-        ...
 
 
 class Pages:

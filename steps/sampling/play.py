@@ -25,7 +25,6 @@ class Sampler(Protocol):
 
     def play(self, job: Job) -> list[Trajectory]:
         """The trajectories of all attempts, in their order."""
-        ...
 
 
 class Engines(Sampler, Protocol):
@@ -33,7 +32,6 @@ class Engines(Sampler, Protocol):
 
     def turns(self, job: Job, stop: int) -> CallSampler:
         """What samples the turns of a job; `stop` is the token that ends one."""
-        ...
 
 
 def play(job: Job) -> list[Trajectory]:
