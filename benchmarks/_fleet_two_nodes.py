@@ -43,6 +43,7 @@ class SlowEmailSearch(EmailSearch):
 def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, runs: int) -> float:
     """The fewest seconds of a batch on so many engines, after one that is not timed."""
     from steps.core.params import Policy, Rollout
+    from steps.sampling.job import Job
     from steps.sampling.play import play
 
     folder = ROOT / "tasks_data" / "email_search"
@@ -56,7 +57,7 @@ def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, 
     for number in range(runs + 1):
         began = time.perf_counter()
         batch = attempts[: shards * 2] if not number else attempts
-        play(policy, limits, adapter, env, folder, data, batch, f"{number}", number)
+        play(Job(policy, limits, adapter, env, batch, f"{number}", number, data, folder))
         times.append(time.perf_counter() - began)
     return min(times[1:]) / len(attempts) * episodes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from steps.sampling.engine import Sampled
+from steps.sampling.turns import Sampled
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -139,17 +139,10 @@ class TrlTask:
         turn."""
         from steps.policy.chat import Chat
         from steps.sampling import episodes
+        from steps.sampling.job import Job
 
         chat = Chat(tokenizer, [tool.schema for tool in self.env.tools().values()])
-        return episodes.play(
-            Lockstep(model, chat.end, tokenizer.pad_token_id, longest, temperature),
-            chat,
-            self.env,
-            self.data,
-            attempts,
-            prefix="trl",
-            seed=0,
-            adapter_hash="",
-            context=self.params.policy.context,
-            max_tokens=longest,
-        )
+        sampler = Lockstep(model, chat.end, tokenizer.pad_token_id, longest, temperature)
+        limits = self.params.rollout.model_copy(update={"max_tokens": longest, "max_turns": None, "order": "lockstep"})
+        job = Job(self.params.policy, limits, None, self.env, attempts, "trl", 0, self.data)
+        return episodes.play(job, sampler, {"": chat})

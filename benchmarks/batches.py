@@ -53,6 +53,7 @@ def play(folder: str, count: int, sizes: Sequence[int]) -> list[Episodes]:
     from steps.core.records import read_records
     from steps.rollout import choose
     from steps.sampling import engine
+    from steps.sampling.job import Job
 
     params: Any = load(ROOT / "params.yaml", Params).model_copy(update={"task": TASK})
     adapter = Path(folder, "adapter")
@@ -66,7 +67,7 @@ def play(folder: str, count: int, sizes: Sequence[int]) -> list[Episodes]:
             trajectory
             for start in range(0, count, size)
             for trajectory in engine.play(
-                params.policy, params.rollout, adapter, env, data, attempts[start : start + size], "001", seed=1001
+                Job(params.policy, params.rollout, adapter, env, attempts[start : start + size], "001", 1001, data)
             )
         ]
         played.append(

@@ -70,6 +70,7 @@ def through_gateway(
     from addons.agents.gateway.play import play
     from environments.base import Scenario
     from steps.core.params import Agents
+    from steps.sampling.job import Job
 
     data = {"calls": calls, "tokens": tokens, "text": TEXT, "tool_seconds": tool_seconds}
     scenario = Scenario.make(TASK, "train", [{"role": "user", "content": "Go."}], data)
@@ -82,7 +83,7 @@ def through_gateway(
     moments: list[float] = []
     with logged(prompts, moments):
         env, agents = environments.load(TASK), Agents(concurrency=at_once + bool(huge))
-        played = play(params.policy, limits, agents, TASK, env, adapter, attempts, "001", seed)
+        played = play(Job(params.policy, limits, adapter, env, attempts, "001", seed, task=TASK, agents=agents))
     seconds = moments[-1] - moments[0]
     times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
     assert len(times) == episodes * calls == len(prompts), (len(times), len(prompts))
@@ -92,7 +93,8 @@ def through_gateway(
 def alone(params: Any, adapter: Path, prompts: list[tuple[list[int], int]], at_once: int) -> tuple[float, list[float]]:
     """Seconds of the engine for the same prompts and lengths, so many at a time; and those of each."""
     from steps.policy.loading import load_tokenizer
-    from steps.sampling.engine import EngineSampler, Limits
+    from steps.sampling.engine import EngineSampler
+    from steps.sampling.turns import Limits
 
     never = load_tokenizer(params.policy).convert_tokens_to_ids("<|im_start|>")
     sampler = EngineSampler(params.policy, adapter, 1.0, max(count for _, count in prompts), never)

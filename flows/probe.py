@@ -37,6 +37,7 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     from steps.analytics.readiness import readiness
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import engine
+    from steps.sampling.job import Job
 
     env = environments.load(params.task)
     if env.is_agent or params.policy.kind != "vllm" or params.tasks:
@@ -51,7 +52,7 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     pairs = [(scenario, number) for scenario in chosen for number in range(attempts)]
     began = time.monotonic()
     with logged(LOG):
-        played = engine.play(params.policy, params.rollout, None, env, data, pairs, "try", params.seed)
+        played = engine.play(Job(params.policy, params.rollout, None, env, pairs, "try", params.seed, data))
     say(f"played in {time.monotonic() - began:.1f} s, vLLM's start included. The first attempt:")
     for line in shown(env, pairs[0][0], played[0]):
         say(f"  {line}")

@@ -39,7 +39,7 @@ def code(steps: Input, environments: Input, addons: Input, listings: Output, par
     import hashlib
     import json
 
-    imports = Imports(steps.parent, named_by(params))
+    imports = Imports(steps.parent, named_by(params, environments))
     tasks = files_of(environments, list(params.tasks or [params.task]))
     hashes = dict[Path, str]()
     listings.mkdir()
@@ -63,13 +63,21 @@ def stages(root: Path) -> dict[str, str]:
     return own | {module.rpartition(".")[2]: module for module in brought}
 
 
-def named_by(params: CodeParams) -> dict[str, str]:
-    """The settings by which a stage asks for what an add-on brings, with their values."""
-    return {"policy.kind": params.policy.kind, "update.launcher": params.update.launcher}
+def named_by(params: CodeParams, environments: Path) -> dict[str, str]:
+    """By port, the name by which a stage asks for what an add-on brings, where params.yaml decides it."""
+    is_agent = any(may_be_agent(environments, task) for task in params.tasks or [params.task])
+    agents = "gateway" if is_agent else "none"
+    return {"sampler": params.policy.kind, "launcher": params.update.launcher, "agents": agents}
+
+
+def may_be_agent(environments: Path, task: str) -> bool:
+    """Whether a task is an agent of one's own, as far as its file tells; nothing is known of a task elsewhere."""
+    texts = [file.read_text(encoding="utf-8") for file in own_files(environments, task) if file.suffix == ".py"]
+    return not texts or any(word in text for word in ("def rollout(", "import rollout", "AgentEnv") for text in texts)
 
 
 class Imports:
-    """What modules of the project's packages import; `named` are the settings that may name what an add-on brings."""
+    """What modules of the project's packages import; `named` are the names that are asked for at ports."""
 
     def __init__(self, root: Path, named: dict[str, str]) -> None:
         self.root, self.named = root, named
@@ -113,11 +121,11 @@ class Imports:
             case ast.Call(func=ast.Name(id="bring" | "every") | ast.Attribute(attr="bring" | "every"), args=arguments):
                 yield from self.brought(*(each.value if isinstance(each, ast.Constant) else None for each in arguments))
 
-    def brought(self, port: Any, name: Any = None, setting: Any = None) -> Iterator[str]:
-        """The modules of what `bring` or `every` asks for: of all names at the port, where no setting says which."""
+    def brought(self, port: Any, name: Any = None, *_: Any) -> Iterator[str]:
+        """The modules of what `bring` or `every` asks for: of all names at the port, where nothing says which."""
         from steps.core import ports
 
-        wanted = name or self.named.get(setting)
+        wanted = self.named.get(port, name)
         for addon in ports.addons():
             for key, place in addon.brings.get(port, {}).items():
                 if wanted in (None, key):

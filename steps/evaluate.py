@@ -22,13 +22,13 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import Any
 
     from environments.base import Env, Scenario
     from steps.core.alike import Groups
-    from steps.core.params import Evaluate, EvaluateParams
+    from steps.core.params import EvaluateParams
     from steps.core.records import Evaluation, Pair, Reward, Trajectory
+    from steps.sampling.job import Job
 
 
 def evaluate(
@@ -49,6 +49,8 @@ def evaluate(
     from steps.core.records import PAIRS, Evaluation, read_records, write_records
     from steps.judging import pairs
     from steps.judging.rule import by_rule, unusable_line
+    from steps.sampling.job import Job
+    from steps.sampling.play import play
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
@@ -56,17 +58,21 @@ def evaluate(
         pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
+    attempts = [(scenario, 0) for scenario in held_out]
+    job = Job(
+        params.policy, params.evaluate, adapter, env, attempts, split, 0, data, task_data,
+        task=params.task, agents=params.agents,
+    )  # fmt: skip
     groups = alike.groups_of(env, held_out, data)
     if not params.policy.has_adapter:
-        played, tokens = by_messages(env, data, held_out, split, params)
+        played, tokens = by_messages(job)
     elif adapter is None:
         raise UserError(
             f"--adapter is needed with policy.kind: {params.policy.kind}; it is made by the stage update (at first "
             "initialise)"
         )
     else:
-        attempts = [(scenario, 0) for scenario in held_out]
-        played = by_policy(env, task_data, data, attempts, adapter, params, params.evaluate, split, seed=0)
+        played = play(job)
         tokens = [sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in played]
     rewards = [by_rule(env, scenario, trajectory) for scenario, trajectory in zip(held_out, played, strict=True)]
     if problem := unusable_line([(reward.score, reward.explanation) for reward in rewards]):
@@ -75,12 +81,12 @@ def evaluate(
     compared: list[Pair] = []
     if pairs.has_rule(env, rewards, played, params.score):
         if params.policy.has_adapter and adapter:
-            sampled = sample(env, task_data, data, held_out, adapter, params)
+            sampled = sample(job, held_out, params.evaluate.sampled_attempts)
         results = by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
         results["decisions"] = by_decision(env, held_out, played)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
-            results["references"] = references(env, task_data, data, held_out, adapter, params)
+            results["references"] = references(job, held_out)
         results["by_task"] = by_task(held_out, rewards, played, tokens, sampled, groups)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
@@ -160,7 +166,7 @@ def by_decision(
     counts: dict[str, tuple[int, int]] = {}
     problems: list[str] = []
     for scenario, trajectory in zip(held_out, played, strict=True):
-        if env.is_agent or trajectory.stop_reason == "error":
+        if trajectory.stop_reason == "error":
             continue
         for kind, is_right in env.decisions(scenario, trajectory.messages(scenario)):
             right, made = counts.get(kind, (0, 0))
@@ -173,19 +179,17 @@ def by_decision(
     return counts
 
 
-def references(
-    env: type[Env], task_data: Path, data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams
-) -> dict[str, float]:
+def references(job: Job, held_out: list[Scenario]) -> dict[str, float]:
     """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
     token."""
     from steps.analytics.token_bias import BiasedPolicy
     from steps.judging.rule import succeeds
 
-    policy = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
+    policy, env = BiasedPolicy(job), job.env
     bias = policy.choose(held_out)
     results = {"base with the best bias on a token": policy.success(held_out, bias)}
     if env.has_player("scripted"):
-        scripted = [succeeds(env, scenario, env(scenario, data).play("scripted")) for scenario in held_out]
+        scripted = [succeeds(env, scenario, env(scenario, job.data).play("scripted")) for scenario in held_out]
         return {"script": mean(scripted)} | results
     say(f"evaluate.references: {env.lacks('scripted')}")
     return results
@@ -223,39 +227,19 @@ def by_task(
     return results
 
 
-def by_policy(
-    env: type[Env],
-    task_data: Path,
-    data: Any,
-    attempts: list[tuple[Scenario, int]],
-    adapter: Path,
-    params: EvaluateParams,
-    limits: Evaluate,
-    prefix: str,
-    seed: int,
-) -> list[Trajectory]:
-    """Trajectories of the policy with this adapter: in the environment, or as the model of the user's own agent."""
-    if env.is_agent:
-        from addons.agents.gateway.play import play as play_agents
+def sample(job: Job, held_out: list[Scenario], count: int) -> list[Reward]:
+    """The rewards of `count` attempts at each scenario at temperature 1, by scenario and attempt."""
+    from dataclasses import replace
 
-        return play_agents(params.policy, limits, params.agents, params.task, env, adapter, attempts, prefix, seed)
+    from steps.judging.rule import by_rule
     from steps.sampling.play import play
 
-    return play(params.policy, limits, adapter, env, task_data, data, attempts, prefix, seed)
-
-
-def sample(
-    env: type[Env], task_data: Path, data: Any, held_out: list[Scenario], adapter: Path, params: EvaluateParams
-) -> list[Reward]:
-    """The rewards of `evaluate.sampled_attempts` attempts at each scenario at temperature 1, by scenario and attempt."""
-    from steps.judging.rule import by_rule
-
-    attempts = [(scenario, number) for scenario in held_out for number in range(params.evaluate.sampled_attempts)]
+    attempts = [(scenario, number) for scenario in held_out for number in range(count)]
     if not attempts:
         return []
-    limits = params.evaluate.model_copy(update={"temperature": 1.0})
-    played = by_policy(env, task_data, data, attempts, adapter, params, limits, "sampled", seed=1)
-    return [by_rule(env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
+    limits = job.limits.model_copy(update={"temperature": 1.0})
+    played = play(replace(job, limits=limits, attempts=attempts, prefix="sampled", seed=1))
+    return [by_rule(job.env, scenario, trajectory) for (scenario, _), trajectory in zip(attempts, played, strict=True)]
 
 
 def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> dict[str, Any]:
@@ -272,19 +256,16 @@ def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> di
     }
 
 
-def by_messages(
-    env: type[Env], data: Any, held_out: list[Scenario], split: str, params: EvaluateParams
-) -> tuple[list[Trajectory], list[int]]:
+def by_messages(job: Job) -> tuple[list[Trajectory], list[int]]:
     """Trajectories of a policy that is asked in messages, and the number of tokens of each as its server counted them."""
     from steps.sampling import players
 
-    attempts = [(scenario, 0) for scenario in held_out]
-    limits = params.evaluate
-    played = players.play(params.policy, env, data, attempts, prefix=split, max_turns=limits.max_turns, slow=limits)
-    if params.policy.kind == "openai":
+    limits, what = job.limits, (job.env, job.data, job.attempts)
+    played = players.play(job.policy, *what, prefix=job.prefix, max_turns=limits.max_turns, slow=limits)
+    if job.policy.kind == "openai":
         failed = sum(episode.trajectory.stop_reason == "error" for episode in played)
         cost = added(episode.cost for episode in played)
-        say(f"{players.name(params.policy)}: cost {cost:.4g}, {failed} episodes failed")
+        say(f"{players.name(job.policy)}: cost {cost:.4g}, {failed} episodes failed")
     return [episode.trajectory for episode in played], [episode.output_tokens for episode in played]
 
 

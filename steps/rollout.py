@@ -40,11 +40,14 @@ def rollout(
 ) -> None:
     """Play `rollout.scenarios` × `rollout.attempts` episodes and write one trajectory each."""
     import json
+    from dataclasses import replace
 
     import environments
     from environments._shares import interleaved
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
+    from steps.sampling.job import Job
+    from steps.sampling.play import play
 
     settings = params.rollout.curriculum
     if settings is not None and successes is None:
@@ -61,24 +64,16 @@ def rollout(
     chosen, record = zip(*interleaved(drawn_by_task), strict=True)
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
     other = seated(params, opponent)
-    if env.is_agent and other is not None:
-        raise UserError(f"rollout.opponent: {params.task} is an agent of your own, and no game; take it out")
+    job = Job(
+        params.policy, params.rollout, adapter, env, [], iteration, seed, data, task_data,
+        opponent=other, task=params.task, agents=params.agents,
+    )  # fmt: skip
 
-    def play(scenarios: Sequence[Scenario]) -> list[Trajectory]:
+    def play_all(scenarios: Sequence[Scenario]) -> list[Trajectory]:
         attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(params.rollout.attempts)]
-        if env.is_agent:
-            from addons.agents.gateway.play import play as play_agents
+        return play(replace(job, attempts=attempts))
 
-            return play_agents(
-                params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed
-            )
-        from steps.sampling.play import play as play_here
-
-        return play_here(
-            params.policy, params.rollout, adapter, env, task_data, data, attempts, iteration, seed, opponent=other
-        )
-
-    played: list[Trajectory] = play(chosen)
+    played = play_all(chosen)
     replaced: list[dict[str, Any]] = []
     if params.rollout.resample:
         from functools import partial
@@ -87,7 +82,7 @@ def rollout(
         from steps.sampling.resample import grouped, resample
 
         groups, replaced = resample(
-            partial(by_rule, env), pool, grouped(played), params.rollout.resample, f"{seed}", play
+            partial(by_rule, env), pool, grouped(played), params.rollout.resample, f"{seed}", play_all
         )
         entries = {entry["id"]: entry for entry in record}
         record = tuple(entries.get(name, {"id": name}) for name in groups)

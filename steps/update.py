@@ -89,19 +89,16 @@ def update(
 
 
 def launch(params: UpdateParams, **files: Input | Output | None) -> None:
-    """Run `update` on these files in this process, in several on this machine, or on a Ray cluster, by `update.launcher`."""
-    from addons.fleet import ray_train as cluster
-    from addons.fleet import raycluster
+    """Run `update` on these files in several processes on this machine, or where an add-on does, by `update.launcher`."""
+    from steps.core.ports import bring
     from steps.policy.machine import make_room
     from steps.runner import ranks
 
     make_room()
-    if params.update.launcher == "ray":
-        raycluster.connect(params.policy.cluster)
-        raycluster.make_room()
-        cluster.shared(params.update.processes, params.policy.threads, update, **files, params=params)
-    else:
+    if params.update.launcher == "accelerate":
         ranks.shared(params.update.processes, update, **files, params=params)
+    else:
+        bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
 
 
 class Plan(NamedTuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -65,7 +66,7 @@ def application(run: Path, key: str) -> Starlette:
             Route("/group", pages.page(pages.group)),
             Route("/compare", pages.page(pages.compare)),
             Route("/analytics", pages.page(pages.analytics)),
-            Route("/agents", pages.agents),
+            *(Route(page.PATH, partial(pages.of_addon, page)) for page in pages.brought),
             Mount("/static", StaticFiles(directory=PAGES / "static")),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded), Middleware(SignedIn, key=key)],

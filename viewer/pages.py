@@ -7,9 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
@@ -17,8 +16,8 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from addons.agents import viewer_page as agents
 from steps.core.errors import UserError
+from steps.core.ports import every
 from steps.project import chain
 from viewer import charts
 from viewer.changes import CHANGES, pairs
@@ -41,19 +40,38 @@ STATE += "at scenario attempt tokens before after change".split()
 Batches = dict[str, TrajectoryFile]  # by key
 
 
+class Page(Protocol):
+    """A page that an add-on brings, which is of no run. Its template extends base.html."""
+
+    PATH: str  # its address
+    TITLE: str  # in the list of pages
+    TEMPLATE: Path
+
+    def is_offered(self, root: Path) -> bool:
+        """Whether the list of pages has it now."""
+
+    def values(self, root: Path) -> tuple[dict[str, Any], int | None]:
+        """(values of the template, seconds after which the page reloads itself)."""
+
+
 class Pages:
     """The pages of all runs."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
+        self.brought: list[Page] = list(every("page"))
         self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: the versions of its files, and their analysis
         self.counting = threading.Lock()
         self.templates = Environment(
-            loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True, auto_reload=False
+            loader=FileSystemLoader([PAGES, *(page.TEMPLATE.parent for page in self.brought)]),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
         )
         self.templates.filters |= FILTERS
         self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
-        self.templates.globals["agents_played"] = partial(agents.are_played, runs.root)
+        self.templates.globals["brought"] = self.offered
         self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
         self.templates.globals |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
 
@@ -111,12 +129,17 @@ class Pages:
         values["stops"] = sorted({attempt.stop for group in groups for attempt in group.attempts})
         return self.html("list.html", request, opened, **values)
 
-    def agents(self, request: Request) -> Response:
-        """The agents that are being played now; the page reloads itself."""
-        batch, reason = agents.status(self.runs.root)
-        response = self.html("agents.html", request, None, batch=batch, reason=reason)
-        if batch:
-            response.headers["refresh"] = "3"
+    def offered(self, here: str) -> Sequence[tuple[str, str]]:
+        """(address, title) of the add-ons' pages that have something to show, and of the one that is `here`."""
+        shown = [page for page in self.brought if page.is_offered(self.runs.root) or here == page.PATH]
+        return [(page.PATH, page.TITLE) for page in shown]
+
+    def of_addon(self, page: Page, request: Request) -> Response:
+        """A page that an add-on brings."""
+        values, seconds = page.values(self.runs.root)
+        response = self.html(page.TEMPLATE.name, request, None, **values)
+        if seconds is not None:
+            response.headers["refresh"] = f"{seconds}"
         return response
 
     def group(self, request: Request, opened: OpenedRun) -> Response:

@@ -12,13 +12,22 @@ from typing import Any
 
 from environments.kit.http_client import asked
 
+PATH, TITLE = "/agents", "Agents"
+TEMPLATE = Path(__file__).parent / "agents.html"
 ADDRESS = Path(".flywheel/gateway/address.json")
 SECONDS = 2.0  # that a gateway has to answer
+RELOAD = 3  # seconds after which the page reloads itself while a batch is played
 
 
-def are_played(root: Path) -> bool:
+def is_offered(root: Path) -> bool:
     """Whether a gateway of this project says where it is: only then is there something to see."""
     return (root / ADDRESS).exists()
+
+
+def values(root: Path) -> tuple[dict[str, Any], int | None]:
+    """(values of the template, seconds after which the page reloads itself)."""
+    batch, reason = status(root)
+    return {"batch": batch, "reason": reason}, RELOAD if batch else None
 
 
 def status(root: Path) -> tuple[dict[str, Any] | None, str]:

@@ -1,13 +1,14 @@
 """Engines on a Ray cluster (policy.kind: ray): started where nodes have room, and given shards and single turns to sample.
 
-    play(policy, limits, adapter, env, task_data, shards, prefix, seed, logit_bias) -> trajectories
+    fleet_of(policy, modules).play(shards, episodes, parcels) -> the answers of EngineActor.play
 
 Each engine is an actor (addons/fleet/engine_actor.py) with `threads` CPUs, or `tensor_parallel` GPUs where the cluster has
 GPUs. The engines stay for the next batch of this process, and end with it, however it ends. Base model, adapter and data
 reach a node once each, by content hash, through Ray's object store. What shifts bytes must be alike everywhere: on CPUs as
 in this process, on GPUs as in the first engine.
 
-Not here: who plays which shard (steps/sampling/shards.py), and the connection (addons/fleet/raycluster.py).
+Not here: what a job becomes (addons/fleet/cluster_sampler.py), who plays which shard (steps/sampling/shards.py), and the
+connection (addons/fleet/raycluster.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,14 @@ from addons.fleet import raycluster
 from addons.fleet.engine_actor import THREADS, EngineActor
 from addons.fleet.parcels import Parcel
 from addons.fleet.sameness import facts
-from environments import _mixed as mixed
 from steps.core.errors import UserError
-from steps.core.progress import measure, measure_turns, progress, say
-from steps.policy.loading import local, turn_limit
+from steps.core.progress import progress, say
+from steps.policy.loading import local
 from steps.policy.machine import before_training
 from steps.sampling.shards import Lost, Played, Ready, dispatch
 
 if TYPE_CHECKING:
-    from environments.base import Env
-    from steps.core.params import Evaluate, Policy, Rollout
-    from steps.core.records import Trajectory
-    from steps.sampling.shards import Attempt
+    from steps.core.params import Policy
 
 LOOK = 1.0  # seconds between looks at the cluster's nodes and at the engines' progress
 ROOM = 900.0  # seconds that the first engine may take to start, waiting for others' work included
@@ -330,41 +327,3 @@ def end() -> None:
     """End the engines of this process."""
     for fleet in list(_fleets.values()):
         fleet.end()
-
-
-def play(
-    policy: Policy,
-    limits: Rollout | Evaluate,
-    adapter: Path,
-    env: type[Env],
-    task_data: Path,
-    shards: Sequence[Sequence[Attempt]],
-    prefix: str,
-    seed: int,
-    logit_bias: dict[int, float] | None = None,
-) -> list[Trajectory]:
-    """The trajectories of all shards by the policy with this adapter, in their order."""
-    from steps.core.records import Trajectory
-
-    fleet = fleet_of(policy, [part.__module__ for part in mixed.parts(env).values()] or [env.__module__])
-    limits = limits.model_copy(update={"max_tokens": turn_limit(policy, limits.max_tokens)})
-    request = {
-        "module": env.__module__,
-        "env": env.__qualname__,
-        "kind": type(limits).__name__,
-        "limits": limits.model_dump(mode="json"),
-        "prefix": prefix,
-        "seed": seed,
-        "logit_bias": logit_bias,
-    }
-    attempts = [[[scenario.model_dump(mode="json"), attempt] for scenario, attempt in shard] for shard in shards]
-    parcels = {"adapter": fleet.parcel(adapter)}
-    if task_data.is_dir():
-        parcels["data"] = fleet.parcel(task_data)
-    total = sum(len(shard) for shard in shards)
-    answers = fleet.play([json.dumps(request | {"attempts": shard}) for shard in attempts], total, parcels)
-    measure(engines=len(fleet.members))
-    for answer in answers:
-        measure(**answer["numbers"])
-        measure_turns(answer["began"], answer["turns"])
-    return [Trajectory.model_validate(fields) for answer in answers for fields in answer["trajectories"]]

@@ -1,9 +1,11 @@
-"""Single turns sampled on a Ray cluster, for episodes that ask by themselves (addons/agents/gateway/play.py).
+"""The sampler of policy.kind ray (steps/sampling/play.py): a job's shards, and single turns, on a Ray cluster.
 
+    play(job) -> trajectories
     sampler = ClusterSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2)      # as an EngineSampler
 
-All turns of a batch go to one engine of addons/fleet/cluster.py. Where it is lost, another one samples again what was with
-it, all of the round together, so that what is in a batch is the same again.
+Single turns are for episodes that ask by themselves (addons/agents/gateway/play.py). All turns of a batch go to one engine
+of addons/fleet/cluster.py. Where it is lost, another one samples again what was with it, all of the round together, so that
+what is in a batch is the same again.
 """
 
 from __future__ import annotations
@@ -14,14 +16,54 @@ from typing import TYPE_CHECKING, Any
 
 from addons.fleet.cluster import Batch, fleet_of, reason
 from addons.fleet.engine_actor import STEPS
+from environments import _mixed as mixed
 from steps.core.errors import UserError
-from steps.core.progress import say
-from steps.sampling.engine import Limits, Sampled
-from steps.sampling.shards import TRIES, Lost, Ready
+from steps.core.progress import measure, measure_turns, say
+from steps.sampling.shards import TRIES, Lost, Ready, cut
+from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
     from addons.fleet.cluster import Member
     from steps.core.params import Policy
+    from steps.core.records import Trajectory
+    from steps.sampling.job import Job
+
+
+def play(job: Job) -> list[Trajectory]:
+    """The trajectories of all attempts of a job, in their order, by the engines of the cluster."""
+    from steps.core.records import Trajectory
+
+    env = job.env
+    fleet = fleet_of(job.policy, [part.__module__ for part in mixed.parts(env).values()] or [env.__module__])
+    limits = job.limits.model_copy(update={"max_tokens": job.max_tokens})
+    request = {
+        "module": env.__module__,
+        "env": env.__qualname__,
+        "kind": type(limits).__name__,
+        "limits": limits.model_dump(mode="json"),
+        "prefix": job.prefix,
+        "seed": job.seed,
+        "logit_bias": job.logit_bias,
+    }
+    shards = cut(job.attempts, limits.shards)
+    attempts = [[[scenario.model_dump(mode="json"), attempt] for scenario, attempt in shard] for shard in shards]
+    assert job.adapter is not None
+    parcels = {"adapter": fleet.parcel(job.adapter)}
+    if job.task_data is not None and job.task_data.is_dir():
+        parcels["data"] = fleet.parcel(job.task_data)
+    requests = [json.dumps(request | {"attempts": shard}) for shard in attempts]
+    answers = fleet.play(requests, len(job.attempts), parcels)
+    measure(engines=len(fleet.members))
+    for answer in answers:
+        measure(**answer["numbers"])
+        measure_turns(answer["began"], answer["turns"])
+    return [Trajectory.model_validate(fields) for answer in answers for fields in answer["trajectories"]]
+
+
+def turns(job: Job, stop: int) -> ClusterSampler:
+    """What samples the turns of a job on the cluster; `stop` is the token that ends one."""
+    assert job.adapter is not None
+    return ClusterSampler(job.policy, job.adapter, job.limits.temperature, job.max_tokens, stop)
 
 
 class ClusterSampler:

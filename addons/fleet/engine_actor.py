@@ -91,6 +91,7 @@ class EngineActor:
         from environments.base import Scenario
         from steps.core import params
         from steps.sampling import engine
+        from steps.sampling.job import Job
 
         asked = json.loads(request)
         env = getattr(import_module(asked["module"]), asked["env"])
@@ -102,10 +103,8 @@ class EngineActor:
         logit_bias = asked["logit_bias"] and {int(token): nats for token, nats in asked["logit_bias"].items()}
         self.done = [0, len(attempts)]
         progress.take_measurements()
-        adapter = self.get(parcels["adapter"])
-        played = engine.play(
-            self.policy, limits, adapter, env, data, attempts, asked["prefix"], asked["seed"], logit_bias
-        )
+        adapter, same = self.get(parcels["adapter"]), (asked["prefix"], asked["seed"], data)
+        played = engine.play_shard(Job(self.policy, limits, adapter, env, attempts, *same, logit_bias=logit_bias))
         measured = progress.take_measurements()
         return {"trajectories": [trajectory.model_dump(mode="json") for trajectory in played]} | measured._asdict()
 
@@ -122,7 +121,7 @@ class EngineActor:
     def step(self, request: str, steps: int) -> dict[str, Any]:
         """Take requests, [key, prompt ids, seed, limits] each, and let the engine step until turns are finished, or `steps`
         times. Finished turns as lists of Sampled's fields, and the requests that vLLM refuses, [key, reason] each."""
-        from steps.sampling.engine import Limits
+        from steps.sampling.turns import Limits
 
         refused = []
         for key, ids, seed, fields in json.loads(request):

@@ -5,8 +5,8 @@
 Ray Train (TorchTrainer) places the workers and joins them to one torch.distributed group: nccl with a GPU each where the
 cluster has GPUs, else gloo with a core for each thread. Inputs go to them as bytes through Ray's object store, and the
 outputs of the first one come back as bytes: the process that runs the stage alone writes, so the machines need no common
-folder. A worker that dies ends the others, and the stage begins again from its inputs, at most `RESTARTS` times. The process
-is connected to the cluster before (addons/fleet/raycluster.py).
+folder. A worker that dies ends the others, and the stage begins again from its inputs, at most `RESTARTS` times. `launch`
+connects the process to the cluster before (addons/fleet/raycluster.py).
 
 Not here: how the work is divided (steps/training/processes.py); the processes of one machine, which stay for the next stage
 (steps/runner/ranks.py). Workers of Ray Train end with each stage, so each update imports its packages again.
@@ -21,12 +21,16 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from addons.fleet import raycluster
 from steps.core import errors, progress
 from steps.core.errors import UserError
 from steps.runner import ranks, stage
 from steps.runner.handover import WorkerError
+
+if TYPE_CHECKING:
+    from steps.core.params import UpdateParams
 
 RESTARTS = 2
 POLL = 0.2  # seconds between two looks at what the workers say
@@ -46,6 +50,13 @@ class StageFailed(Exception):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text, code)
         self.text, self.code = text, code
+
+
+def launch(function: Callable, params: UpdateParams, **files: object) -> None:
+    """Run the stage update on these files on the cluster (update.launcher: ray)."""
+    raycluster.connect(params.policy.cluster)
+    raycluster.make_room()
+    shared(params.update.processes, params.policy.threads, function, **files, params=params)
 
 
 def shared(count: int, threads: int, function: Callable, **values: object) -> None:

@@ -1,5 +1,6 @@
-"""Samples turns on vLLM's servers: the methods of EngineSampler (steps/sampling/engine.py), over HTTP.
+"""The sampler of policy.kind server (steps/sampling/play.py): the methods of EngineSampler, over HTTP.
 
+play(job) -> trajectories
 sampler = ServerSampler(policy, adapter, temperature=1.0, max_tokens=64, stop=2)
 sampler.submit(0, prompt_ids, seed=1)
 while sampler.pending: for sampled in sampler.step(): …
@@ -16,10 +17,24 @@ from typing import TYPE_CHECKING, Any
 from addons.fleet.replica import Refused, drawn
 from addons.fleet.servers import get
 from steps.core.errors import UserError
-from steps.sampling.engine import Limits, Sampled
+from steps.sampling import engine
+from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
+    from steps.core.records import Trajectory
+    from steps.sampling.job import Job
+
+
+def play(job: Job) -> list[Trajectory]:
+    """The trajectories of all attempts of a job, in their order, with all of their turns sampled by the servers."""
+    return engine.play_shard(job, turns)
+
+
+def turns(job: Job, stop: int) -> ServerSampler:
+    """What samples the turns of a job on the servers; `stop` is the token that ends one."""
+    assert job.adapter is not None
+    return ServerSampler(job.policy, job.adapter, job.limits.temperature, job.max_tokens, stop, job.logit_bias)
 
 
 class ServerSampler:

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from addons.agents.gateway.__main__ import LISTEN
 from flows.deployment import cards
 from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Params, Train
+from steps.core.ports import every
 from steps.core.records import OUTPUTS
 from steps.project.chain import iteration_name
 from steps.runner import handover
@@ -52,8 +52,9 @@ def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str,
         return {}, {}, ""
     if not is_warm():
         return {}, {}, "FLYWHEEL_WORKER is off"
-    if os.environ.get(LISTEN, ":0").rpartition(":")[2] != "0":
-        return {}, {}, f"{LISTEN} names one port, and two gateways at once would need two"
+    for alone in every("alone"):
+        if why := alone():
+            return {}, {}, why
     if params.policy.kind != "vllm":
         return {handover.LANE: LANE}, {}, ""
     others, own = cards.shares(params)

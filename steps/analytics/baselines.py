@@ -125,13 +125,15 @@ def biased(
     from steps.analytics.token_bias import BiasedPolicy
     from steps.core.params import Params, load
     from steps.policy.loading import load_tokenizer
+    from steps.sampling.job import Job
 
     params, adapter = load("params.yaml", Params), run / "000" / "adapter"
     if not params.policy.has_adapter or not adapter.is_dir():
         raise UserError(
             f"--bias needs policy.kind: vllm (or ray, server) and {adapter}, the run's first adapter; `make train` makes it"
         )
-    player = BiasedPolicy(params.policy, params.evaluate, adapter, env, task_data, data)
+    job = Job(params.policy, params.evaluate, adapter, env, [], "bias", 0, data, task_data)
+    player = BiasedPolicy(job)
     bias = player.choose(read_records(Scenario, run / "scenarios" / "val.parquet"))
     played, rewards = player.play(chosen, bias)
     text = load_tokenizer(params.policy).decode([bias.token])

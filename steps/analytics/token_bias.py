@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from environments.base import Env, Scenario
-from steps.core.params import Evaluate, Policy
+from environments.base import Scenario
 from steps.core.progress import progress
 from steps.core.records import Reward, Trajectory
 from steps.judging.rule import by_rule
+
+if TYPE_CHECKING:
+    from steps.sampling.job import Job
 
 CANDIDATES = 24  # tokens: those that the base policy writes most often
 SIZES = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)  # nats
@@ -61,19 +63,18 @@ def best_bias(tokens: Sequence[int], success: Callable[[Bias], float]) -> Bias:
 class BiasedPolicy:
     """The base policy of a run, played greedily with a bias."""
 
-    def __init__(
-        self, policy: Policy, limits: Evaluate, adapter: Path, env: type[Env], task_data: Path, data: Any
-    ) -> None:
-        self.policy, self.adapter, self.env, self.task_data, self.data = policy, adapter, env, task_data, data
-        self.limits = limits.model_copy(update={"temperature": 0.0})
+    def __init__(self, job: Job) -> None:
+        """`job` says what is played, and in what; its attempts are not."""
+        limits = job.limits.model_copy(update={"temperature": 0.0})
+        self.job = replace(job, limits=limits, prefix="bias", seed=0)
 
     def play(self, scenarios: Sequence[Scenario], bias: Bias | None) -> tuple[list[Trajectory], list[Reward]]:
         from steps.sampling.play import play
 
         attempts = [(scenario, 0) for scenario in scenarios]
-        logits, where = bias.logits if bias else None, (self.env, self.task_data, self.data)
-        played = play(self.policy, self.limits, self.adapter, *where, attempts, "bias", seed=0, logit_bias=logits)
-        rewards = [by_rule(self.env, scenario, shown) for scenario, shown in zip(scenarios, played, strict=True)]
+        played = play(replace(self.job, attempts=attempts, logit_bias=bias.logits if bias else None))
+        env = self.job.env
+        rewards = [by_rule(env, scenario, shown) for scenario, shown in zip(scenarios, played, strict=True)]
         return played, rewards
 
     def success(self, scenarios: Sequence[Scenario], bias: Bias) -> float:

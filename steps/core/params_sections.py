@@ -93,6 +93,7 @@ class Sharded(SlowTools):
     wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
 
 
+Order = Literal["lockstep", "free"]
 Grammar = Literal["exact", "free", "off"]
 
 
@@ -117,7 +118,7 @@ class Rollout(Sharded):
     (steps/sampling/resample.py). 0: never."""
     opponent: Opponent | None = None
     """Of games of two sides, in training alone. null: the opponents of the task's data."""
-    order: Literal["lockstep", "free"] = "lockstep"
+    order: Order = "lockstep"
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
     journal is the record, and replayed. Also of the answers of slow tools (steps/sampling/episodes.py)."""
@@ -271,6 +272,16 @@ class Evaluate(Sharded):
     """A judge that training never asks, with the fields of score.ruler: it compares attempts with the base policy's. Without
     a rule its preference is the result, in place of score.ruler's. With a rule it stands beside success, and can refuse a
     promotion (docs/judging.md). null: without a rule score.ruler judges evaluations, too."""
+
+    @property
+    def order(self) -> Order:
+        """As rollout.order: the same policy gives the same bytes."""
+        return "lockstep"
+
+    @property
+    def grammar(self) -> Grammar:
+        """As rollout.grammar."""
+        return "exact"
 
     @model_validator(mode="after")
     def check(self) -> Evaluate:

@@ -1,16 +1,20 @@
 """The ports: what the core asks of add-ons, which it never imports.
 
 An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
-the object, as `module:attribute`. The core asks for an object by the name that params.yaml has, or for all that there are:
+the object, as `module:attribute`, or as `module` where that has what is asked for. The core asks for an object by the name
+that params.yaml has, or for all that there are:
 
     sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
     for begin in every("tracker"): begin(...)
 
 The ports, and what their objects are:
 
-    sampler     a Sampler, by policy.kind (steps/sampling/play.py)
+    sampler     Engines, by policy.kind (steps/sampling/play.py)
+    agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
-    launcher    what runs the update's processes, by update.launcher (steps/update.py)
+    launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
+    alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
+    page        a Page of the viewer (viewer/pages.py)
     tracker     begins a Tracker of a run, or None where it is not switched on (flows/training/trackers.py)
 
 Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.
@@ -76,6 +80,7 @@ def every(port: str) -> Iterator[Any]:
 
 
 def load(place: str) -> Any:
-    """The object that `module:attribute` names."""
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """The object that `module:attribute` names, or the module that `module` does."""
+    name, _, attribute = place.partition(":")
+    module = importlib.import_module(name)
+    return getattr(module, attribute) if attribute else module

@@ -7,7 +7,7 @@ the batch in which it runs, nor on whether the process is fresh or warm. Logits 
     sampler.submit(0, prompt_ids, seed=1)
     while sampler.pending: for sampled in sampler.step(): …
 
-`play` plays whole episodes with it, as the stages rollout and evaluate do.
+`play` plays whole episodes with it, as the stages rollout and evaluate do (steps/sampling/play.py).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from environments import _mixed as mixed
 from steps.core.errors import FreshProcessNeeded, UserError
-from steps.core.progress import say
+from steps.core.progress import part, say
 from steps.policy import cuda, sharing
 from steps.policy import pictures as sight
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local, turn_limit
+from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local
 from steps.policy.machine import (
     before_training,
     keep_few_kernels,
@@ -36,65 +37,23 @@ from steps.policy.machine import (
     return_memory,
     use_threads,
 )
-from steps.sampling import draws_cpu, episodes, pictures_engine, rivals
-from steps.sampling.rivals import Rival
+from steps.sampling import draws_cpu, episodes, pictures_engine, rivals, shards
+from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from environments.base import Env, Scenario
-    from steps.core.params import Evaluate, Policy, Rollout
+    from steps.core.params import Policy
     from steps.core.pictures import Shown
     from steps.core.records import Trajectory
-    from steps.sampling.rivals import Opponent
+    from steps.sampling.job import Job
+    from steps.sampling.turns import TurnSampler
 
 # The engine of this process, by policy; at most one. Global, because stages are plain functions, and a warm process keeps
 # its engine from one stage to the next instead of starting another.
 _engines: dict[str, Engine] = {}
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as an adapter's largest
 COPIES = Path(".flywheel/adapters")  # copies of the adapters in use, by process and content hash
-
-
-class Sampled(NamedTuple):
-    """One finished turn."""
-
-    key: int
-    completion_ids: tuple[int, ...]  # [C]
-    logprobs: tuple[float, ...]  # [C] nats, of the distribution sampled from (temperature included); empty when greedy
-    finish_reason: str  # stop or length
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [C] the most probable tokens there, where they were asked for
-
-
-class Limits(NamedTuple):
-    """What a request may set for itself (addons/agents/gateway/). Temperature and the like are the run's."""
-
-    max_tokens: int
-    stop: tuple[str, ...] = ()  # texts that end the turn; they are its last tokens
-    schema: str | None = None  # JSON schema that the turn's text must fulfil
-    tag: str | None = None  # structural tag in JSON, as vLLM takes it
-    top_logprobs: int | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Fields of vLLM's SamplingParams in JSON. With a grammar the model's own end of text ends the turn, too: nothing
-        else is allowed once the grammar is complete."""
-        fields: dict[str, Any] = {"max_tokens": self.max_tokens}
-        if self.stop:
-            fields |= {"stop": list(self.stop), "detokenize": True}
-        if self.schema is not None or self.tag is not None:
-            grammar = {"json": self.schema, "structural_tag": self.tag}
-            fields |= {"structured_outputs": grammar, "ignore_eos": False}
-        if self.top_logprobs is not None:
-            fields["logprobs"] = self.top_logprobs
-        return fields
-
-    def parameters(self) -> dict[str, Any]:
-        """The fields with vLLM's own classes, for its engine in process."""
-        fields = self.fields()
-        if grammar := fields.get("structured_outputs"):
-            from vllm.sampling_params import StructuredOutputsParams
-
-            fields["structured_outputs"] = StructuredOutputsParams(**grammar)
-        return fields
 
 
 class Engine:
@@ -328,47 +287,31 @@ def _ranked(values: Any, count: int) -> tuple[tuple[int, float], ...]:
     return tuple((token, value.logprob) for token, value in ranked if value.rank <= count)
 
 
-def play(
-    policy: Policy,
-    limits: Rollout | Evaluate,
-    adapter: Path | None,  # None: the base model alone
-    env: type[Env],
-    data: Any,
-    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
-    prefix: str,  # of the trajectories' ids
-    seed: int,
-    logit_bias: dict[int, float] | None = None,
-    make_sampler: Callable[..., episodes.Sampler] = EngineSampler,
-    opponent: Opponent | None = None,
-) -> list[Trajectory]:
-    """The trajectories of all attempts by the policy with this adapter, in the same order."""
-    chats = {task: load_chat(policy, part) for task, part in mixed.parts(env).items()}
-    chat = next(iter(chats.values())) if chats else load_chat(policy, env)  # all end a turn with the same token
-    max_tokens = turn_limit(policy, limits.max_tokens)
-    sight.check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
-    rival, more = None, {}
-    if opponent is not None:
-        rivals.seat(env, opponent.name)
-        if opponent.adapter is not None:
-            rival, more = Rival(policy.context, max_tokens, opponent.counts), {"opponent": opponent.adapter}
-    return episodes.play(
-        make_sampler(policy, adapter, limits.temperature, max_tokens, chat.end, logit_bias, **more),
-        chat,
-        env,
-        data,
-        attempts,
-        prefix=prefix,
-        seed=seed,
-        adapter_hash=adapter_hash(adapter) if adapter is not None else "base",
-        context=policy.context,
-        max_tokens=max_tokens,
-        max_turns=limits.max_turns,
-        slow=limits,
-        free=getattr(limits, "order", None) == "free",
-        chats=chats,
-        opponent=opponent.name if opponent else None,
-        rival=rival,
-    )
+def turns(job: Job, stop: int) -> EngineSampler:
+    """What samples the turns of a job in this process; `stop` is the token that ends one."""
+    opponent = job.opponent.adapter if job.opponent else None
+    temperature, max_tokens = job.limits.temperature, job.max_tokens
+    return EngineSampler(job.policy, job.adapter, temperature, max_tokens, stop, job.logit_bias, opponent)
+
+
+def play(job: Job) -> list[Trajectory]:
+    """The trajectories of all attempts of a job, in their order: one shard after another."""
+    played: list[Trajectory] = []
+    for shard in shards.cut(job.attempts, job.limits.shards):
+        with part(len(played), len(job.attempts)):
+            played += play_shard(replace(job, attempts=shard))
+    return played
+
+
+def play_shard(job: Job, make_sampler: Callable[[Job, int], TurnSampler] = turns) -> list[Trajectory]:
+    """The trajectories of all attempts of a job, in their order, sampled as one batch: here, or by what `make_sampler`
+    makes."""
+    chats = {task: load_chat(job.policy, env) for task, env in (mixed.parts(job.env) or {"": job.env}).items()}
+    chat = next(iter(chats.values()))  # all end a turn with the same token
+    sight.check(job.policy, (scenario for scenario, _ in job.attempts), chat.vision is not None)
+    if job.opponent is not None:
+        rivals.seat(job.env, job.opponent.name)
+    return episodes.play(job, make_sampler(job, chat.end), chats)
 
 
 def get(policy: Policy) -> Engine:

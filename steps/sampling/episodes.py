@@ -18,13 +18,12 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments._waiting import Limited
 from environments.base import Env, Message, Scenario
 from steps.core.cores import use_allowed_cores
 from steps.core.errors import UserError
-from steps.core.params_sections import SlowTools
 from steps.core.pictures import Shown, filled
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
@@ -33,18 +32,8 @@ from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
     from steps.policy.chat import Chat, Prompt
-    from steps.sampling.engine import Sampled
-
-
-class Sampler(Protocol):
-    """What samples turns: vLLM (steps/sampling/engine.py), or anything that takes requests and returns finished turns."""
-
-    @property
-    def pending(self) -> int: ...
-
-    def submit(self, key: int, prompt_ids: list[int], seed: int) -> None: ...
-
-    def step(self) -> list[Sampled]: ...
+    from steps.sampling.job import Job
+    from steps.sampling.turns import Sampled, TurnSampler
 
 
 class Action(NamedTuple):
@@ -148,50 +137,36 @@ class Episode:
         )
 
 
-def play(
-    sampler: Sampler,
-    chat: Chat,
-    env: type[Env],
-    data: Any,
-    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
-    *,
-    prefix: str,  # of the trajectories' ids
-    seed: int,
-    adapter_hash: str,
-    context: int,  # most tokens of an episode
-    max_tokens: int,  # of a turn
-    max_turns: int | None = None,
-    slow: SlowTools | None = None,  # limits of slow environments; None: the defaults
-    free: bool = False,  # take slow answers as they come
-    chats: Mapping[str, Chat]
-    | None = None,  # of several tasks, by the name that their scenarios carry: each with its tools
-    opponent: str | None = None,  # who plays the other side in place of the scenario's opponent: a scripted one
-    rival: Rival | None = None,  # or a frozen adapter
-) -> list[Trajectory]:
-    """Play all attempts and return their trajectories in the same order."""
-    slow = slow or SlowTools()
+def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Trajectory]:
+    """Play all attempts of a job as one batch and return their trajectories in the same order. `chats` are those of several
+    tasks, by the name that their scenarios carry, each with its tools; or a single one, by the name ""."""
+    env, limits, policy = job.env, job.limits, job.adapter_hash
     episodes = [
-        Episode(env, data, scenario, attempt, prefix, max_turns, slow.tool_timeout) for scenario, attempt in attempts
+        Episode(env, job.data, scenario, attempt, job.prefix, limits.max_turns, limits.tool_timeout)
+        for scenario, attempt in job.attempts
     ]
-    if opponent is not None or rival is not None:
-        rivals.seat(env, opponent)
+    rival = None
+    if (opponent := job.opponent) is not None:
         for episode in episodes:
-            rivals.two_sided(episode).against(opponent)
+            rivals.two_sided(episode).against(opponent.name)
+        if opponent.adapter is not None:
+            rival = Rival(job.policy.context, job.max_tokens, opponent.counts)
+    is_free = limits.order == "free"  # slow answers are taken as they come
     prompts: dict[str, Prompt] = {}
     began, start = time.time(), time.perf_counter()
     for key, episode in enumerate(episodes):
         scenario = episode.scenario
-        episode.chat = chats[scenario.task] if chats else chat
+        episode.chat = chats.get(scenario.task) or chats[""]
         episode.env.call_hint = episode.chat.call_hint or episode.env.call_hint
         if scenario.id not in prompts:
             prompts[scenario.id] = episode.chat.prompt(scenario.messages, scenario.pictures)
         episode.ids, episode.pictures = list(prompts[scenario.id].ids), prompts[scenario.id].pictures
-        _ask(sampler, key, episode, seed, context, max_tokens)
+        _ask(sampler, key, episode, job)
     finished = sum(episode.stop_reason is not None for episode in episodes)
     lag, step = env.lag(), 0
     # Turns that are answered now, the oldest first: by key, the engine step that finished it, and the answer.
     answering: dict[int, tuple[int, Future[None] | None]] = {}
-    with ThreadPoolExecutor(slow.tool_workers, initializer=use_allowed_cores) as threads, closing(episodes):
+    with ThreadPoolExecutor(limits.tool_workers, initializer=use_allowed_cores) as threads, closing(episodes):
         while sampler.pending or answering:
             if sampler.pending:
                 step += 1
@@ -205,9 +180,9 @@ def play(
                         continue
                     episodes[key].answered = answered
                     answering[key] = step, _answer(episodes[key], sampled, threads)
-            elif not free:  # nothing to sample before the oldest answer
+            elif not is_free:  # nothing to sample before the oldest answer
                 step = next(iter(answering.values()))[0] + lag
-            while (taken := _next(answering, None if free else step - lag, not sampler.pending)) is not None:
+            while (taken := _next(answering, None if is_free else step - lag, not sampler.pending)) is not None:
                 _, answer = answering.pop(taken)
                 if answer is not None:
                     answer.result()
@@ -215,16 +190,16 @@ def play(
                 with episode.recording_errors():
                     if rival is not None and episode.stop_reason is None and rivals.is_waiting(episode):
                         number = f"opponent {len(episode.turns)}"
-                        rival.ask(sampler, taken, episode, turn_seed(seed, episode.scenario.id, 0, number))
+                        rival.ask(sampler, taken, episode, turn_seed(job.seed, episode.scenario.id, 0, number))
                         continue
                     _extend(episode)
                 if episode.stop_reason is None:
-                    _ask(sampler, taken, episode, seed, context, max_tokens)
+                    _ask(sampler, taken, episode, job)
                 if episode.stop_reason is not None:
                     episode.env.release()
                     finished += 1
                     progress(finished, len(episodes), "episodes")
-    return records(episodes, adapter_hash, began, start)
+    return records(episodes, policy, began, start)
 
 
 @contextlib.contextmanager
@@ -244,12 +219,12 @@ def turn_seed(seed: int, scenario_id: str, attempt: int, turn: int | str) -> int
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _ask(sampler: Sampler, key: int, episode: Episode, seed: int, context: int, max_tokens: int) -> None:
-    if len(episode.ids) + max_tokens > context:
+def _ask(sampler: TurnSampler, key: int, episode: Episode, job: Job) -> None:
+    if len(episode.ids) + job.max_tokens > job.policy.context:
         episode.stop_reason = "context"
     else:
         episode.asked = time.perf_counter()
-        draws = turn_seed(seed, episode.scenario.id, episode.attempt, len(episode.turns))
+        draws = turn_seed(job.seed, episode.scenario.id, episode.attempt, len(episode.turns))
         if episode.pictures:
             seeing: Any = sampler  # vLLM in this process: others are shown none (steps/policy/pictures.py)
             shown = filled(episode.pictures, episode.scenario.pictures)

@@ -1,8 +1,6 @@
-"""Plays a batch of episodes with the policy, wherever its engines are: in this process, on a Ray cluster, or on servers.
+"""Plays a batch of episodes with the policy, wherever its engines are: in this process, or where an add-on has them.
 
-    play(policy, limits, adapter, env, task_data, data, attempts, prefix, seed) -> trajectories, in the order of the attempts
-    sampler(policy, adapter, temperature, max_tokens, stop) -> for episodes that ask by themselves
-    (addons/agents/gateway/play.py)
+    play(Job(policy, limits, adapter, env, attempts, prefix, seed, data, …)) -> trajectories, in the order of the attempts
 
 The batch is cut into `limits.shards` (steps/sampling/shards.py), whose bytes are the same in this process and on a cluster.
 Servers need none: a turn's bytes there are its own (addons/fleet/servers.py).
@@ -10,60 +8,48 @@ Servers need none: a turn's bytes there are its own (addons/fleet/servers.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from steps.core.progress import part
-from steps.sampling import engine, shards
+from steps.core.ports import bring
+from steps.sampling import engine
 
 if TYPE_CHECKING:
-    from environments.base import Env, Scenario
-    from steps.core.params import Evaluate, Policy, Rollout
+    from steps.core.params import Policy
     from steps.core.records import Trajectory
-    from steps.sampling.rivals import Opponent
+    from steps.sampling.job import Job
+    from steps.sampling.turns import CallSampler
 
 
-def play(
-    policy: Policy,
-    limits: Rollout | Evaluate,
-    adapter: Path,
-    env: type[Env],
-    task_data: Path,  # the folder that `data` was loaded from
-    data: Any,
-    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
-    prefix: str,  # of the trajectories' ids
-    seed: int,
-    logit_bias: dict[int, float] | None = None,  # nats, by token id
-    opponent: Opponent
-    | None = None,  # on the other side of a game, in place of the scenarios' own; with kind vllm alone
-) -> list[Trajectory]:
-    """The trajectories of all attempts by the policy with this adapter, in the same order."""
-    parts = shards.cut(attempts, limits.shards)
-    if policy.kind == "ray":
-        from addons.fleet import cluster
+class Sampler(Protocol):
+    """Where a job is played."""
 
-        return cluster.play(policy, limits, adapter, env, task_data, parts, prefix, seed, logit_bias)
-    if policy.kind == "server":
-        from addons.fleet.server_sampler import ServerSampler
-
-        return engine.play(policy, limits, adapter, env, data, attempts, prefix, seed, logit_bias, ServerSampler)
-    played: list[Trajectory] = []
-    for shard in parts:
-        with part(len(played), len(attempts)):
-            more: dict[str, Any] = {} if opponent is None else {"opponent": opponent}
-            played += engine.play(policy, limits, adapter, env, data, shard, prefix, seed, logit_bias, **more)
-    return played
+    def play(self, job: Job) -> list[Trajectory]:
+        """The trajectories of all attempts, in their order."""
 
 
-def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int) -> Any:
-    """What samples single turns with this adapter: an EngineSampler (steps/sampling/engine.py), or what has its methods."""
-    if policy.kind == "ray":
-        from addons.fleet.cluster_sampler import ClusterSampler
+class Engines(Sampler, Protocol):
+    """The engines of a policy.kind, which also sample for episodes that ask by themselves (addons/agents/gateway/)."""
 
-        return ClusterSampler(policy, adapter, temperature, max_tokens, stop)
-    if policy.kind == "server":
-        from addons.fleet.server_sampler import ServerSampler
+    def turns(self, job: Job, stop: int) -> CallSampler:
+        """What samples the turns of a job; `stop` is the token that ends one."""
 
-        return ServerSampler(policy, adapter, temperature, max_tokens, stop)
-    return engine.EngineSampler(policy, adapter, temperature, max_tokens, stop)
+
+def play(job: Job) -> list[Trajectory]:
+    """The trajectories of all attempts of a job, in their order. UserError where no add-on brings what the job needs."""
+    return sampler(job).play(job)
+
+
+def sampler(job: Job) -> Sampler:
+    """Who plays a job: the gateway where the task is an agent of one's own, else the engines of policy.kind."""
+    if not job.env.is_agent:
+        return engines(job.policy)
+    gateway: Sampler = bring("agents", "gateway", f"task: {job.task} is an agent of your own")
+    return gateway
+
+
+def engines(policy: Policy) -> Engines:
+    """The engines of a policy."""
+    if policy.kind == "vllm":
+        return engine
+    elsewhere: Engines = bring("sampler", policy.kind, "policy.kind")
+    return elsewhere

@@ -1,7 +1,7 @@
 """The other side of every game of a batch, played by a frozen adapter with the same engine (`rollout.opponent`).
 
     rival = Rival(context, max_tokens, counts)
-    play(sampler, chat, …, rival=rival)  # the sampler has both adapters (EngineSampler, `opponent`)
+    rival.ask(sampler, key, episode, draws)  # the sampler has both adapters (EngineSampler, `opponent`)
 
 Where an environment waits for the other side (environments/_two_sided.py), its view is put to the engine as a chat of its
 own, with the opponent's adapter. What the opponent samples is not kept: the policy reads the move as an observation, which
@@ -25,8 +25,8 @@ from steps.core.errors import UserError
 
 if TYPE_CHECKING:
     from steps.policy.chat import Chat
-    from steps.sampling.engine import Sampled
     from steps.sampling.episodes import Episode
+    from steps.sampling.turns import Sampled
 
 
 def key_of(sampled: Sampled) -> tuple[int, bool]:

@@ -25,8 +25,9 @@ from flows.promotion.judging import has_script
 from steps import evaluate
 from steps.analytics import baselines, token_bias
 from steps.core.errors import UserError
-from steps.core.params import Policy
+from steps.core.params import Evaluate, Policy
 from steps.sampling import players
+from steps.sampling.job import Job
 from tests.conftest import ROOT
 from tests.environments import test_environments as contract
 from tests.support.bare import Bare
@@ -223,8 +224,8 @@ def test_references_are_without_a_script(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(token_bias, "BiasedPolicy", Biased)
     told: list[str] = []
     monkeypatch.setattr(evaluate, "say", told.append)
-    params: Any = type("Params", (), {"policy": None, "evaluate": None})
-    made = evaluate.references(Bare, Path(), range(300), SCENARIOS, Path(), params)
+    job = Job(Policy(), Evaluate(), None, Bare, [], "val", 0, range(300))
+    made = evaluate.references(job, SCENARIOS)
     assert made == {"base with the best bias on a token": 0.5}
     assert told[0].startswith(f"evaluate.references: {SENTENCE}")
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from environments.base import Env, Scenario
 from flows import probe
 from steps.core.params import Policy
 from steps.core.records import Trajectory, Turn
 from steps.sampling import engine, players
+from steps.sampling.job import Job
 from tests.conftest import ROOT
 
 
@@ -27,16 +26,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stand_in(player: str) -> Any:
     """In place of the policy: this player, at every second attempt; else words without an end."""
 
-    def play(
-        policy: Policy,
-        limits: Any,
-        adapter: None,
-        env: type[Env],
-        data: Any,
-        pairs: Sequence[tuple[Scenario, int]],
-        *_: Any,
-    ) -> list[Trajectory]:
-        played = players.play(Policy(kind=player), env, data, pairs, prefix="try")
+    def play(job: Job) -> list[Trajectory]:
+        played = players.play(Policy(kind=player), job.env, job.data, job.attempts, prefix=job.prefix)
         rambling = Turn(
             prompt_ids=(1,),
             completion_ids=(2,),
@@ -49,7 +40,7 @@ def stand_in(player: str) -> Any:
             each.trajectory
             if number % 2
             else each.trajectory.model_copy(update={"turns": (rambling,), "stop_reason": "length"})
-            for each, (_, number) in zip(played, pairs, strict=True)
+            for each, (_, number) in zip(played, job.attempts, strict=True)
         ]
 
     return play

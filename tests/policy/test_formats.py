@@ -13,12 +13,14 @@ import pytest
 
 from environments.base import Message
 from steps.core.errors import UserError
-from steps.core.params import Policy
+from steps.core.params import Policy, Rollout
 from steps.policy.chat import Chat
 from steps.policy.chat_templates import TEMPLATES
 from steps.policy.formats import FORMATS
 from steps.policy.loading import load_chat, turn_limit
-from steps.sampling import engine, episodes
+from steps.sampling import episodes
+from steps.sampling.job import Job
+from steps.sampling.turns import Sampled
 from steps.training.contract import breach
 from tests.support.lookup import Lookup
 from tests.support.templates import FAMILIES, Family, tokenizer
@@ -432,7 +434,7 @@ class FakeSampler:
 
     def step(self) -> list[Any]:
         ids = tuple(next(self.turns))
-        return [engine.Sampled(self.asked.pop(0), ids, (-1.0,) * len(ids), "stop")]
+        return [Sampled(self.asked.pop(0), ids, (-1.0,) * len(ids), "stop")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -448,9 +450,8 @@ def test_an_episode_is_played_in_the_form_of_each_family(name: str) -> None:
     turns = [call, words, [*call[: len(call) * 3 // 4], chat.end]]
     sampler = FakeSampler(turns)
     [scenario] = Lookup.scenarios(None, "train", 1, 1)
-    [played] = episodes.play(
-        sampler, chat, Lookup, None, [(scenario, 0)], prefix="x", seed=1, adapter_hash="a", context=4096, max_tokens=8
-    )
+    job = Job(Policy(context=4096), Rollout(max_tokens=8), None, Lookup, [(scenario, 0)], "x", 1)
+    [played] = episodes.play(job, sampler, {"": chat})
     first, second, third = played.turns
     assert (played.stop_reason, played.error) == ("max_turns", None)
     assert first.message["tool_calls"][0]["function"] == function

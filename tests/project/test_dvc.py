@@ -31,7 +31,6 @@ ROOT = Path(__file__).parent.parent.parent
 # The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
 # message does not make every stage of every run stale.
 RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
-RUNNER |= {"addons/fleet/ray_train.py"}
 # Errors, lines and progress that a person sees, masked; and how a file is put in place.
 RUNNER |= {
     f"steps/core/{name}.py"

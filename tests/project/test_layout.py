@@ -51,7 +51,6 @@ WITHOUT_PORT = """
     flows.promotion.change->addons.lineage.reader
     flows.promotion.evaluations->addons.production.traces.files
     flows.train->addons.planning.plan
-    flows.training.ahead->addons.agents.gateway.__main__
     flows.training.demonstrations->addons.lineage.tables
     flows.training.demonstrations->addons.supervised.chats
     flows.training.demonstrations->addons.supervised.teach
@@ -62,16 +61,8 @@ WITHOUT_PORT = """
     flows.training.trackers->addons.trackers.wandb
     steps.analytics.episodes->addons.trackers.tracing.files
     steps.analytics.langfuse->addons.trackers.tracing.langfuse_pages
-    steps.evaluate->addons.agents.gateway.play
-    steps.rollout->addons.agents.gateway.play
-    steps.sampling.play->addons.fleet.cluster
-    steps.sampling.play->addons.fleet.cluster_sampler
-    steps.sampling.play->addons.fleet.server_sampler
     steps.scenarios->addons.supervised.generated
     steps.tracking.tracker->addons.trackers.tracing.sender
-    steps.update->addons.fleet.ray_train
-    steps.update->addons.fleet.raycluster
-    viewer.pages->addons.agents.viewer_page
 """.split()
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
 

@@ -18,6 +18,7 @@ from steps.core.records import Reward, Trajectory, Turn, read_records, write_rec
 from steps.rollout import choose, rollout
 from steps.sampling import curriculum
 from steps.sampling.curriculum import Standing, draw, extend, slice_of, weigh
+from steps.sampling.job import Job
 from steps.score import score
 from tests.conftest import ROOT
 
@@ -200,9 +201,8 @@ class Played:
         (folder / "successes.json").write_text("[]\n")
         patch.setattr("steps.sampling.engine.play", self.play)
 
-    def play(self, *arguments: Any, **_: Any) -> list[Trajectory]:
-        attempts: list[tuple[Scenario, int]] = arguments[5]
-        self.attempts = [(scenario.id, attempt) for scenario, attempt in attempts]
+    def play(self, job: Job) -> list[Trajectory]:
+        self.attempts = [(scenario.id, attempt) for scenario, attempt in job.attempts]
         words = {"role": "assistant", "content": "0"}
         turn = Turn(
             prompt_ids=(1,), completion_ids=(2,), logprobs=(0.0,), message=words, observations=(), finish_reason="stop"
@@ -216,7 +216,7 @@ class Played:
                 turns=(turn,),
                 stop_reason="done",
             )
-            for scenario, attempt in attempts
+            for scenario, attempt in job.attempts
         ]
 
     def rollout(self, iteration: str, settings: Curriculum | None, history: Any = None, **outputs: Any) -> list[str]:

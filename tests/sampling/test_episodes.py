@@ -14,12 +14,13 @@ import pytest
 from environments._waiting import Limited, TookTooLong, result_of
 from environments.base import Env, Scenario, tool
 from steps.core.errors import UserError
-from steps.core.params import Policy
+from steps.core.params import Policy, Rollout
 from steps.core.params_sections import SlowTools
 from steps.core.records import Trajectory
 from steps.policy.chat import Prompt
 from steps.sampling import episodes, players
-from steps.sampling.engine import Sampled
+from steps.sampling.job import Job
+from steps.sampling.turns import Sampled
 
 EPISODES, TURNS = 6, 3
 
@@ -80,21 +81,13 @@ CHAT: Any = SimpleNamespace(
 )
 
 
-def play(env: Any, sampler: FakeSampler | None = None, chat: Any = CHAT, **more: Any) -> list[Trajectory]:
+def play(env: Any, sampler: FakeSampler | None = None, chat: Any = CHAT, **limits: Any) -> list[Trajectory]:
     attempts = [(scenario, 0) for scenario in SCENARIOS]
-    return episodes.play(
-        sampler or FakeSampler(),
-        chat,
-        env,
-        None,
-        attempts,
-        prefix="x",
-        seed=1,
-        adapter_hash="a",
-        context=99,
-        max_tokens=4,
-        **more,
-    )
+    return episodes.play(job_of(env, attempts, **limits), sampler or FakeSampler(), {"": chat})
+
+
+def job_of(env: Any, attempts: Any, **limits: Any) -> Job:
+    return Job(Policy(context=99), Rollout(max_tokens=4, **limits), None, env, attempts, "x", 1)
 
 
 def test_each_of_several_tasks_has_a_chat_of_its_own() -> None:
@@ -102,8 +95,7 @@ def test_each_of_several_tasks_has_a_chat_of_its_own() -> None:
     others = [scenario.model_copy(update={"task": "other"}) for scenario in SCENARIOS[1::2]]
     attempts = [(scenario, 0) for pair in zip(SCENARIOS[::2], others, strict=True) for scenario in pair]
     other: Any = SimpleNamespace(**vars(CHAT) | {"prompt": lambda *_: Prompt([2, 2]), "suffix_ids": lambda *_: [600]})
-    limits: Any = {"prefix": "x", "seed": 1, "adapter_hash": "a", "context": 99, "max_tokens": 4}
-    played = episodes.play(FakeSampler(), CHAT, Inline, None, attempts, chats={"slow": CHAT, "other": other}, **limits)
+    played = episodes.play(job_of(Inline, attempts), FakeSampler(), {"slow": CHAT, "other": other})
     for (scenario, _), trajectory in zip(attempts, played, strict=True):
         assert (trajectory.turns[0].prompt_ids == (2, 2)) is (scenario.task == "other")
         assert (600 in trajectory.turns[1].prompt_ids) is (scenario.task == "other")
@@ -185,10 +177,10 @@ def test_free_takes_answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> Non
             others_ended.set()
 
     monkeypatch.setattr(Slow, "meet", staticmethod(meet))
-    played = play(Slow, free=True)
+    played = play(Slow, order="free")
     assert [trajectory.error for trajectory in played] == [None] * EPISODES
     monkeypatch.undo()
-    assert played == play(Slow) == play(Inline, free=True)
+    assert played == play(Slow) == play(Inline, order="free")
 
 
 # --- Tools with a limit
@@ -259,8 +251,7 @@ def fresh() -> Any:
 
 @pytest.mark.parametrize("name", ["plain", "waiting"])
 def test_a_call_that_takes_too_long_is_an_error_and_the_turn_goes_on(name: str) -> None:
-    slow = SlowTools(tool_timeout=1.5)
-    played = play(Tools, chat=chat_that_calls("quick", name, "quick"), slow=slow, max_turns=1)
+    played = play(Tools, chat=chat_that_calls("quick", name, "quick"), tool_timeout=1.5, max_turns=1)
     took = f'Error: the tool "{name}" took longer than 1.5 seconds, and its answer was not waited for.'
     after = "there"
     if name == "plain":  # it still runs in its thread, and calls of one episode never run at the same time
@@ -292,7 +283,7 @@ def go_on_when(count: int) -> None:
 
 def test_no_more_episodes_than_workers_answer_at_the_same_time() -> None:
     go_on_when(2)
-    play(Tools, chat=chat_that_calls("plain"), slow=SlowTools(tool_workers=2))
+    play(Tools, chat=chat_that_calls("plain"), tool_workers=2)
     assert ToolTask.most_at_once == 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steps.core.errors import UserError
-from steps.core.params import Agents, Policy, Rollout
+from steps.core.params import Policy, Rollout
 from steps.policy.loading import load_vision
 from steps.policy.pictures import family
 from steps.sampling import pictures_engine
@@ -43,30 +43,14 @@ def test_sampler_and_trainer_see_the_same(family: str, tmp_path: Path) -> None:
     assert len(found["stored"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("family", "groups", "attempts"),
-    [
-        ("qwen2.5-vl", 2, 2),
-        pytest.param("qwen2.5-vl", 5, 4, marks=pytest.mark.long),
-        pytest.param("qwen3-vl", 5, 4, marks=pytest.mark.long),
-    ],
-)
-def test_episodes_of_an_agent_pass_the_stages(family: str, groups: int, attempts: int, tmp_path: Path) -> None:
-    """Pictures of scenarios.jsonl and of the agent's own, through the gateway: each trajectory is one row."""
-    found = measured(tmp_path, family, "--stages", str(groups), str(attempts))
-    check_stages(found, groups * attempts)
-
-
 def test_a_stage_whose_policy_sees_none_ends_before_it_samples() -> None:
-    from addons.agents.gateway.play import play_shard
+    from steps.sampling.job import Job
     from steps.sampling.play import play
 
     attempts = [(scenario, 0) for scenario in seeing.Colours.scenarios(None, "train", 2, 0)]
-    name, folder = attempts[0][0].id, Path("nowhere")
+    name, job = attempts[0][0].id, Job(Policy(), Rollout(), Path("nowhere"), seeing.Colours, attempts, "x", 1)
     with pytest.raises(UserError, match=f"scenario {name} shows a picture: the policy .* sees no pictures"):
-        play(Policy(), Rollout(), folder, seeing.Colours, folder, None, attempts, "x", 1)
-    with pytest.raises(UserError, match=f"scenario {name} shows a picture"):
-        play_shard(Policy(), Rollout(), Agents(), "t", seeing.Colours, folder, attempts, "x", 1)
+        play(job)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +60,3 @@ def test_settings_that_such_models_do_not_have_are_refused(change: dict[str, Any
     policy = seeing.make("qwen3-vl", tmp_path).model_copy(update=change)
     with pytest.raises(UserError, match=rf"policy.{next(iter(change))}: .* sees pictures, and such models are"):
         pictures_engine.arguments(policy, family(policy), load_vision(policy))
-
-
-def check_stages(found: dict[str, Any], episodes: int) -> None:
-    assert (found["episodes"], found["rows"], found["errors"], found["breaches"]) == (episodes, episodes, [], [])
-    assert found["pictures"] == [1, 2]  # a scenario's, and the agent's own in its second request
-    assert found["same_bytes"]
-    assert found["picture_tokens_with_loss"] == 0
-    metrics = found["metrics"]
-    assert metrics["trained"] > 0
-    assert metrics["trained"] + metrics["without_signal"] == episodes
-    assert metrics["sampler_kl"] < 1e-8
-    fates = [value for name, value in metrics.items() if name.startswith(("tokens_trained", "tokens_dropped/"))]
-    assert sum(fates) == metrics["tokens_collected"] > 0
-    assert metrics["grad_norm"] > 0
-    assert found["evaluated"] == 2

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from steps.core.errors import UserError
 from steps.core.params import Agents, Policy, Rollout, RolloutParams
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.sampling import play as sampling
+from steps.sampling.job import Job
 from steps.sampling.resample import grouped, resample
 from tests.conftest import ROOT
 from tests.support.judged import attempt, words
@@ -104,12 +103,11 @@ def test_the_stage_records_what_was_replaced_and_writes_the_same_bytes(
     pool = [product("train", 11, 12 + number) for number in range(6)]
     always = {scenario.id for scenario in pool[::2]}
 
-    def play(*given: Any, opponent: Any = None) -> list[Trajectory]:
-        attempts: Sequence[tuple[Scenario, int]] = given[6]
-        answers = [one.data["answer"] if number or one.id in always else -1 for one, number in attempts]
+    def play(job: Job) -> list[Trajectory]:
+        answers = [one.data["answer"] if number or one.id in always else -1 for one, number in job.attempts]
         return [
             attempt(one, number, words(f"Answer: {answer}"))
-            for (one, number), answer in zip(attempts, answers, strict=True)
+            for (one, number), answer in zip(job.attempts, answers, strict=True)
         ]
 
     monkeypatch.setattr(sampling, "play", play)

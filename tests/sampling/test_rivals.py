@@ -22,8 +22,8 @@ from steps.core.records import Trajectory, read_records
 from steps.policy.adapter import adapter_hash
 from steps.rollout import rollout
 from steps.sampling import episodes, rivals
-from steps.sampling.engine import Sampled
-from steps.sampling.rivals import Rival
+from steps.sampling.job import Job
+from steps.sampling.turns import Sampled
 from steps.scenarios import scenarios
 from tests.conftest import ROOT
 
@@ -172,10 +172,9 @@ def played(_in_root: None) -> tuple[Players, Counter[str], list[Scenario], list[
     data = TicTacToe.load(DATA)
     drawn = TicTacToe.scenarios(data, "train", 12, 3)
     attempts = [(scenario, attempt) for scenario in drawn for attempt in range(2)]
-    batch = episodes.play(
-        sampler, chat, TicTacToe, data, attempts, prefix="001", seed=1, adapter_hash="x", context=512, max_tokens=32,
-        rival=Rival(512, 32, counts),
-    )  # fmt: skip
+    other = rivals.Opponent(None, Path("other"), counts)
+    job = Job(POLICY, Rollout(max_tokens=32), None, TicTacToe, attempts, "001", 1, data, opponent=other)
+    batch = episodes.play(job, sampler, {"": chat})
     return sampler, counts, drawn, batch
 
 

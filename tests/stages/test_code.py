@@ -14,7 +14,7 @@ import environments
 from steps.code import EVERY_TASK, Imports, code, files_of, named_by
 from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params import CodeParams, Params, Policy, Update
+from steps.core.params import CodeParams, Policy, Update
 from tests.conftest import copy_project, environment
 from tests.project.test_dvc import STAGES, closure, module
 
@@ -190,11 +190,30 @@ def test_an_addons_code_counts_where_params_name_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ports, "addons", lambda: (far,))
 
     def listed(kind: str) -> set[str]:
-        settings = Params.model_validate({"policy": {"kind": kind}})
+        settings = CodeParams.model_validate({"task": "mine", "policy": {"kind": kind}, "update": {}})
         return {
             path.relative_to(tmp_path).as_posix()
-            for path in Imports(tmp_path, named_by(settings)).closure("steps.rollout")
+            for path in Imports(tmp_path, named_by(settings, tmp_path)).closure("steps.rollout")
         }
 
     assert listed("vllm") == {"steps/rollout.py"}
     assert listed("ray") == {"steps/rollout.py", "addons/far/swarm.py", "addons/far/bees.py"}
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "counts"),
+    [
+        ("mine", "def rollout(episode):\n    ...\n", True),
+        ("mine", "class Mine(Env):\n    ...\n", False),
+        ("my_package.mine", "", True),
+    ],
+)
+def test_the_gateways_code_counts_where_the_task_may_be_an_agent(
+    tmp_path: Path, task: str, text: str, counts: bool
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments/mine.py").write_text(text)
+    named = named_by(CodeParams(task=task, policy=Policy(), update=Update()), tmp_path / "environments")
+    assert named["agents"] == ("gateway" if counts else "none")
+    brought = set(Imports(ROOT, named).closure("steps.rollout"))
+    assert (ROOT / "addons/agents/gateway/play.py" in brought) is counts

@@ -19,6 +19,7 @@ from steps.core.records import PAIRS, Evaluation, Reward, Trajectory, Turn, read
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
 from steps.registry import paired, shares
+from steps.sampling.job import Job
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data/multiplication"
@@ -31,21 +32,10 @@ class FakeEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[float, str, int]] = []  # temperature, prefix, seed
 
-    def play(
-        self,
-        policy: Policy,
-        limits: Evaluate,
-        adapter: Path,
-        env: type,
-        data: Any,
-        attempts: Any,
-        prefix: str,
-        seed: int,
-        logit_bias: Any = None,
-    ) -> list[Trajectory]:
-        self.calls.append((limits.temperature, prefix, seed))
-        is_right = limits.temperature > 0 or logit_bias == {2: 1.0}
-        return [self.episode(scenario, number, prefix, is_right) for scenario, number in attempts]
+    def play(self, job: Job) -> list[Trajectory]:
+        self.calls.append((job.limits.temperature, job.prefix, job.seed))
+        is_right = job.limits.temperature > 0 or job.logit_bias == {2: 1.0}
+        return [self.episode(scenario, number, job.prefix, is_right) for scenario, number in job.attempts]
 
     def episode(self, scenario: Scenario, number: int, prefix: str, is_sampled: bool) -> Trajectory:
         answer = scenario.data["answer"] if is_sampled and number % 2 == 0 else -1

@@ -25,6 +25,7 @@ from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn
 from steps.evaluate import evaluate
 from steps.llm import client
 from steps.project.chain import write_chain
+from steps.sampling.job import Job
 from steps.tracking.measured import MeasuredRun
 from tests.conftest import ROOT
 from tests.support.judge_server import Judge
@@ -43,23 +44,13 @@ class FakeEngine:
     def __init__(self) -> None:
         self.prefixes: list[str] = []
 
-    def play(
-        self,
-        policy: Policy,
-        limits: Evaluate,
-        adapter: Path,
-        env: type,
-        data: Any,
-        attempts: Any,
-        prefix: str,
-        seed: int,
-        logit_bias: Any = None,
-    ) -> list[Trajectory]:
-        self.prefixes.append(prefix)
-        quality = float((adapter / "quality").read_text())
+    def play(self, job: Job) -> list[Trajectory]:
+        assert job.adapter is not None
+        self.prefixes.append(job.prefix)
+        quality = float((job.adapter / "quality").read_text())
         return [
-            self.episode(scenario, quality - 0.5 * (place % 4 == 0), prefix, adapter.parent.name)
-            for place, (scenario, _) in enumerate(attempts)
+            self.episode(scenario, quality - 0.5 * (place % 4 == 0), job.prefix, job.adapter.parent.name)
+            for place, (scenario, _) in enumerate(job.attempts)
         ]
 
     def episode(self, scenario: Scenario, quality: float, prefix: str, adapter: str) -> Trajectory:

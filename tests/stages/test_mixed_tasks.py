@@ -36,6 +36,7 @@ from steps.evaluate import evaluate
 from steps.mix import mix
 from steps.rollout import choose, rollout
 from steps.sampling import players
+from steps.sampling.job import Job
 from steps.scenarios import scenarios
 from steps.score import score
 from steps.tracking.measured import MeasuredRun
@@ -91,9 +92,9 @@ def test_each_split_has_each_tasks_share_and_the_same_bytes_again(folder: Path, 
 def played(folder: Path, to: Path, iteration: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Scenario]:
     """The scenarios of an iteration that the stage rollout plays by the scripted players, in place of vLLM."""
 
-    def play(*arguments: Any, **_: Any) -> list[Trajectory]:
-        env, data, attempts, prefix = arguments[3:7]
-        return [each.trajectory for each in players.play(Policy(kind="scripted"), env, data, attempts, prefix=prefix)]
+    def play(job: Job) -> list[Trajectory]:
+        scripted = players.play(Policy(kind="scripted"), job.env, job.data, job.attempts, prefix=job.prefix)
+        return [each.trajectory for each in scripted]
 
     monkeypatch.setattr("steps.sampling.engine.play", play)
     params = RolloutParams(
@@ -231,7 +232,7 @@ def check(folder: str) -> None:
         [sys.executable, "-m", "steps.initialise", *words], check=True, env=os.environ | {"FLYWHEEL_WORKER": "off"}
     )
     limits = Rollout(max_tokens=64)
-    first, again = (engine.play(policy, limits, adapter, env, data, attempts, "001", 1) for _ in range(2))
+    first, again = (engine.play(Job(policy, limits, adapter, env, attempts, "001", 1, data)) for _ in range(2))
     assert first == again
     tokenizer = load_tokenizer(policy)
     for (scenario, _), trajectory in zip(attempts, first, strict=True):

@@ -90,8 +90,9 @@ def prompts(rng: random.Random) -> list[list[int]]:
 def sample(policy: Policy, adapter: Path, asked: list[list[int]], temperature: float, batch: int = 99) -> list[Row]:
     """Four attempts of vLLM at each prompt, in batches of so many requests."""
     from steps.sampling import engine
+    from steps.sampling.turns import Sampled
 
-    done: dict[int, engine.Sampled] = {}
+    done: dict[int, Sampled] = {}
     for start in range(0, 4 * PROMPTS, batch):
         sampler = engine.EngineSampler(policy, adapter, temperature, max_tokens=12, stop=2)
         for key in range(start, min(start + batch, 4 * PROMPTS)):
@@ -111,12 +112,13 @@ def play(policy: Policy, adapter: Path) -> dict[str, Any]:
     """A rollout by vLLM in the family's own form. A random model writes no call; a bias makes it end its turns."""
     from steps.policy.loading import load_chat
     from steps.sampling import engine
+    from steps.sampling.job import Job
     from steps.training import contract
 
     chat = load_chat(policy, Lookup)
     attempts = [(scenario, 0) for scenario in Lookup.scenarios(None, "train", 4, 1)]
     limits = Rollout(max_tokens=24)
-    played = engine.play(policy, limits, adapter, Lookup, None, attempts, "x", seed=6, logit_bias={chat.end: 16.0})
+    played = engine.play(Job(policy, limits, adapter, Lookup, attempts, "x", 6, logit_bias={chat.end: 16.0}))
     breaches = [contract.breach(one, one.flatten(), chat.end, len(chat.tokenizer)) for one in played]
     return {"turns": max(len(one.turns) for one in played), "breaches": [reason for reason in breaches if reason]}
 
@@ -152,7 +154,8 @@ def under_grammars(policy: Policy, trainer: Trainer, adapter: Path, asked: list[
     """KL between vLLM and the trainer for turns under a JSON schema, and for forced calls: with the grammar replayed, and
     without, where it must be far from 0."""
     from steps.core.records import Trajectory, Turn
-    from steps.sampling.engine import EngineSampler, Limits
+    from steps.sampling.engine import EngineSampler
+    from steps.sampling.turns import Limits
 
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "integer"}}, "required": ["a"]}
     call = {

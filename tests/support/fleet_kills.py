@@ -37,6 +37,7 @@ def play(policy: Policy, adapter: Path, scenarios: int, shards: int, path: Path)
     """Play the batch and write it; the ids of its episodes."""
     import environments
     from steps.core.records import write_records
+    from steps.sampling.job import Job
     from steps.sampling.play import play
 
     env, folder = environments.load(TASK), Path("tasks_data") / TASK
@@ -45,7 +46,7 @@ def play(policy: Policy, adapter: Path, scenarios: int, shards: int, path: Path)
         (scenario, attempt) for scenario in env.scenarios(data, "train", scenarios, SEED) for attempt in range(ATTEMPTS)
     ]
     limits = Rollout(scenarios=scenarios, shards=shards)
-    played = play(policy, limits, adapter, env, folder, data, attempts, "001", SEED)
+    played = play(Job(policy, limits, adapter, env, attempts, "001", SEED, data, folder))
     write_records(played, path)
     return [trajectory.id for trajectory in played]
 

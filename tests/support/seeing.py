@@ -208,9 +208,12 @@ def stray(policy: Policy, adapter: Path, played: Trajectory) -> Row:
 
 def main(family: str, folder: Path) -> dict[str, Any]:
     """A rollout, an update on it, and another rollout with the new adapter; how far sampler and trainer are apart."""
+    from dataclasses import replace
+
     from steps.core.params import Rollout, Update
     from steps.policy.loading import load_chat, load_vision
     from steps.sampling import engine
+    from steps.sampling.job import Job
     from steps.training import contract
     from steps.training.batches import Example
     from steps.training.grpo import Trainer
@@ -223,10 +226,11 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     chat, vision = load_chat(policy, Colours), load_vision(policy)
     attempts = [(scenario, place) for scenario in Colours.scenarios(None, "train", 4, 0) for place in range(2)]
     limits, bias = Rollout(max_tokens=12), {chat.end: 12.0}
-    played = engine.play(policy, limits, folder / "one", Colours, None, attempts, "x", seed=6, logit_bias=bias)
+    job = Job(policy, limits, folder / "one", Colours, attempts, "x", 6, logit_bias=bias)
+    played = engine.play(job)
     breaches = [contract.breach(each, each.flatten(), chat.end, len(chat.tokenizer)) for each in played]
-    again = engine.play(policy, limits, folder / "one", Colours, None, attempts, "x", seed=6, logit_bias=bias)
-    fair = engine.play(policy, limits, folder / "one", Colours, None, attempts, "x", seed=7)
+    again = engine.play(job)
+    fair = engine.play(replace(job, seed=7, logit_bias=None))
     rows = [row for each in fair for row in each.flatten()]
     rows.append(stray(policy, folder / "one", fair[0]))
     shifted = [row._replace(pictures=others(row, rows)) for row in rows]
@@ -236,7 +240,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     settings = Update(steps_per_generation=2, learning_rate=1e-2, max_kl=None)
     found["update_kl"] = trainer.train(examples, settings, 1.0, seed=5)["sampler_kl"]
     trainer.save_adapter(folder / "two")
-    later = engine.play(policy, limits, folder / "two", Colours, None, attempts, "x", seed=8)
+    later = engine.play(replace(job, adapter=folder / "two", seed=8, logit_bias=None))
     found["kl_updated"] = kl(trainer.model, [row for each in later for row in each.flatten()], vision=vision)
     found["kl_stale"] = kl(trainer.model, rows, vision=vision)
     return found | {

@@ -134,6 +134,7 @@ def play_storm(
     from addons.agents.gateway import play
     from environments.email_search import EmailSearch
     from steps.core.params import Agents, Policy, Rollout
+    from steps.sampling.job import Job
     from tests.support.agents._common import mailbox
 
     task = f"{PLACE}.{name}"
@@ -152,7 +153,7 @@ def play_storm(
             limits = Rollout.model_validate({"max_tokens": 64, "order": order})
             env = environments.load(task)
             agents = Agents(concurrency=32)
-            played = play.play(Policy(), limits, agents, task, env, adapter, attempts, "001", seed)
+            played = play.play(Job(Policy(), limits, adapter, env, attempts, "001", seed, task=task, agents=agents))
     finally:
         ended.set()
         killer.join()

@@ -84,6 +84,7 @@ def play(episodes: int, adapter: Path, is_apart: bool) -> dict[str, Any]:
     from addons.agents.viewer_page import status
     from environments.email_search import EmailSearch
     from steps.core.params import Agents, Policy, Rollout
+    from steps.sampling.job import Job
     from tests.support.agents._common import mailbox
 
     address = f"{NETWORK}1:{PORT}" if is_apart else f"127.0.0.1:{PORT}"
@@ -116,7 +117,7 @@ def play(episodes: int, adapter: Path, is_apart: bool) -> dict[str, Any]:
     limits = Rollout.model_validate({"max_tokens": 64, "order": "free"})
     try:
         played = gateway_play.play(
-            Policy(), limits, settings, TASK, environments.load(TASK), adapter, attempts, "001", 1
+            Job(Policy(), limits, adapter, environments.load(TASK), attempts, "001", 1, task=TASK, agents=settings)
         )
     finally:
         for client in clients:

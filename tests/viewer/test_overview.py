@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from addons.agents import viewer_page as agents
 from steps.core.records import Judged, write_records
 from tests.viewer.test_pages import Text, browse, make_run, read, reward, scenario, trajectory, write, write_summary
 from viewer import pages
@@ -117,19 +116,6 @@ def test_a_judged_run_says_what_it_is_compared_with(tmp_path: Path) -> None:
     assert "judged better than the base policy" in found.curve.title
 
 
-def test_the_agents_tab_is_there_when_an_agent_is_played(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", iterations=1)
-    with browse(run) as client:
-        assert "/agents" not in Text(client.get("/").text).links
-        place = tmp_path / agents.ADDRESS
-        place.parent.mkdir(parents=True)
-        place.write_text(json.dumps({"url": "http://127.0.0.1:9", "key": "k"}))
-        assert "/agents" in Text(client.get("/").text).links
-        place.unlink()
-        alone = read(client, "/agents")
-        assert "No agent of your own is being played now." in alone
-
-
 def test_pages_say_training_and_validation_and_show_no_markdown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=1)
     (run / "001" / "trajectories.parquet").write_bytes(b"PAR1 no more")
@@ -137,8 +123,8 @@ def test_pages_say_training_and_validation_and_show_no_markdown(tmp_path: Path) 
     write_records([one], run / "scenarios" / "val.parquet")
     group = f"/group?at=000/evaluation&scenario={one.id}"
     with browse(run) as client:
-        for address in ("/", "/?by=attempt", group, "/compare", "/analytics", "/agents", "/?min=a", "/group?at=9/x"):
-            page = str(Text(client.get(address).text)).replace("a function rollout", "")
+        for address in ("/", "/?by=attempt", group, "/compare", "/analytics", "/?min=a", "/group?at=9/x"):
+            page = str(Text(client.get(address).text))
             assert "`" not in page, address
             assert not re.search(r"\b(rollouts?|evaluation)\b", page), address
 

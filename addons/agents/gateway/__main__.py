@@ -51,6 +51,12 @@ def listening(address: str, has_own_key: bool) -> socket.socket:
     return listener
 
 
+def alone() -> str:
+    """Why no second gateway can be at work beside one, as where rollouts run ahead; "" where it can."""
+    has_port = os.environ.get(LISTEN, ":0").rpartition(":")[2] != "0"
+    return f"{LISTEN} names one port, and two gateways at once would need two" if has_port else ""
+
+
 def names() -> list[str]:
     """The names by which clients may call this server: the one where it listens, the machine's own, and the user's list."""
     from addons.agents.gateway.server import HOSTS

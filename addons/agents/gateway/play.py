@@ -1,6 +1,6 @@
 """Plays a batch of episodes of your own agents: the engine here, the gateway and the agents in processes beside it.
 
-    play(policy, limits, agents, task, adapter, attempts, prefix, seed) -> trajectories
+    play(job) -> trajectories
 
 The gateway's process and the clients' stay for the next batch of this process. A gateway that ends is started again, at the
 same address and with the same journal; so is a client. The journal lies in .flywheel/gateway/, named by all that decides the
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +36,15 @@ from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.pictures import Shown
 from steps.core.progress import progress, say
-from steps.policy.adapter import adapter_hash
-from steps.policy.loading import load_chat, turn_limit
+from steps.policy.loading import load_chat
 from steps.policy.pictures import check
 from steps.sampling import shards
 
 if TYPE_CHECKING:
-    from environments.base import Env, Scenario
-    from steps.core.params import Agents, Evaluate, Policy, Rollout
+    from steps.core.params import Agents
     from steps.core.records import Trajectory
-    from steps.sampling.engine import EngineSampler
+    from steps.sampling.job import Job
+    from steps.sampling.turns import CallSampler
 
 JOURNALS = Path(".flywheel/gateway")
 ADDRESS = JOURNALS / "address.json"  # url and key, for addons/agents/viewer_page.py
@@ -145,55 +145,35 @@ class Gateway:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def play(
-    policy: Policy,
-    limits: Rollout | Evaluate,
-    agents: Agents,
-    task: str,
-    env: type[Env],
-    adapter: Path,
-    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
-    prefix: str,  # of the trajectories' ids
-    seed: int,
-) -> list[Trajectory]:
-    """The trajectories of all attempts by the agent with this adapter as its model, in the same order. Each shard is a
+def play(job: Job) -> list[Trajectory]:
+    """The trajectories of all attempts of a job by an agent with the policy as its model, in their order. Each shard is a
     batch of the gateway's, one after another."""
-    parts = shards.cut(attempts, limits.shards)
-    again = (policy, limits, agents, task, env, adapter)
-    return [trajectory for shard in parts for trajectory in play_shard(*again, shard, prefix, seed)]
+    if job.opponent is not None:
+        raise UserError(f"rollout.opponent: {job.task} is an agent of your own, and no game; take it out")
+    parts = shards.cut(job.attempts, job.limits.shards)
+    return [trajectory for part in parts for trajectory in play_shard(replace(job, attempts=part))]
 
 
-def play_shard(
-    policy: Policy,
-    limits: Rollout | Evaluate,
-    agents: Agents,
-    task: str,
-    env: type[Env],
-    adapter: Path,
-    attempts: Sequence[tuple[Scenario, int]],
-    prefix: str,
-    seed: int,
-) -> list[Trajectory]:
+def play_shard(job: Job) -> list[Trajectory]:
     """The trajectories of one shard's attempts."""
-    from steps.sampling.play import sampler
+    from steps.sampling.play import engines
 
-    chat = load_chat(policy, env)
+    policy, limits, agents, attempts = job.policy, job.limits, job.agents, job.attempts
+    chat = load_chat(policy, job.env)
     check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     allowed_cores()  # before the engine binds this process to one of them
-    order = getattr(limits, "order", "lockstep")
-    max_tokens = turn_limit(policy, limits.max_tokens)
-    names = [f"{prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
+    names = [f"{job.prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
     plan = Plan(
         journal="",
-        task=task,
+        task=job.task,
         policy=policy.model_dump(mode="json"),
         agents=agents.model_dump(mode="json"),
-        adapter=adapter_hash(adapter),
-        order=order,
-        grammar=getattr(limits, "grammar", "exact"),
-        seed=seed,
+        adapter=job.adapter_hash,
+        order=limits.order,
+        grammar=limits.grammar,
+        seed=job.seed,
         temperature=limits.temperature,
-        max_tokens=max_tokens,
+        max_tokens=job.max_tokens,
         max_turns=limits.max_turns,
         episodes=[
             {"episode": name, "scenario": scenario.model_dump(mode="json"), "attempt": attempt}
@@ -210,11 +190,11 @@ def play_shard(
             replay(folder)
     else:
         forget_old(folder.parent)
-    sample(sampler(policy, adapter, limits.temperature, max_tokens, chat.end), plan, agents)
+    sample(engines(policy).turns(job, chat.end), plan, agents)
     played = trajectories(Path(plan.journal), names)
     if forks := sentence(Counter(turn.fork for trajectory in played for turn in trajectory.turns)):
         say(forks)
-    if order == "free":
+    if limits.order == "free":
         (folder / "whole").touch()
         say(f"the journal in {folder} is the record of this batch: the same batch is played from it again")
     else:
@@ -233,9 +213,9 @@ def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
     return [played[name] for name in names]
 
 
-def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
+def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
     """Sample what the gateway asks for, until all episodes have ended."""
-    from steps.sampling.engine import Limits
+    from steps.sampling.turns import Limits
 
     if not _gateways:
         _gateways.append(Gateway())
@@ -244,6 +224,7 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
     gateway.begin(plan)
     gateway.is_playing = True
     starts, checked = 1, 0.0
+    submit: Any = sampler.submit  # with pictures where the engine is in this process (steps/policy/pictures.py)
     while True:
         if time.monotonic() > checked + 0.5:
             checked = time.monotonic()
@@ -269,7 +250,7 @@ def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
                 shown = [Shown(*each) for each in request.get("pictures", ())]
                 more: dict[str, Any] = {"pictures": shown} if shown else {}
                 try:
-                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
+                    submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
                 except ValueError as problem:  # such as a schema that vLLM cannot compile
                     failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
             if failed:
@@ -308,7 +289,7 @@ def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None
         return
 
 
-def drain(sampler: EngineSampler) -> None:
+def drain(sampler: CallSampler) -> None:
     """Let the engine finish what nobody waits for any more."""
     while sampler.pending:
         sampler.step()

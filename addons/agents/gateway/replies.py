@@ -22,7 +22,7 @@ MODEL = "policy"  # the name that clients call the model by; any other name is a
 
 
 def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact") -> dict[str, Any]:
-    """The fields of steps.sampling.engine.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
+    """The fields of steps.sampling.turns.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
     a tool cannot be forced."""
     fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
     if is_held_to_one_call(request) and chat.tool_parser == TAGGED:

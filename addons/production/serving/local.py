@@ -53,16 +53,19 @@ def play(
 ) -> dict[str, tuple[Trajectory, float]]:
     """An episode of each of these adapters, as the stage evaluate plays it, and its seconds."""
     import environments
-    from steps.evaluate import by_policy
+    from steps.sampling import play as sampling
+    from steps.sampling.job import Job
 
     settings = params.load(root / "params.yaml", params.EvaluateParams)
     folder = root / environments.data_of(settings.task)
     played = {}
     for who, adapter in adapters.items():
         begun = time.monotonic()
-        [trajectory] = by_policy(
-            env, folder, data, [(scenario, 0)], adapter, settings, settings.evaluate, "ask", seed=0
-        )
+        job = Job(
+            settings.policy, settings.evaluate, adapter, env, [(scenario, 0)], "ask", 0, data, folder,
+            task=settings.task, agents=settings.agents,
+        )  # fmt: skip
+        [trajectory] = sampling.play(job)
         played[who] = trajectory, time.monotonic() - begun
     return played
 

@@ -17,6 +17,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.params import Params, Policy, Rollout
 from steps.core.progress import take_measurements
 from steps.core.records import Trajectory
+from steps.sampling.job import Job
 from steps.sampling.play import play
 from tests.conftest import ROOT
 
@@ -50,7 +51,7 @@ def played(tmp_path: Path, policy: Policy = POLICY) -> list[Trajectory]:
         for number in range(6)
         for attempt in range(2)
     ]
-    return play(policy, LIMITS, adapter, Multiplication, tmp_path / "none", None, attempts, "001", 7)
+    return play(Job(policy, LIMITS, adapter, Multiplication, attempts, "001", 7, None, tmp_path / "none"))
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_an_engine_that_cannot_start_ends_the_stage(orders: Path, tmp_path: Path
 
 def test_two_engines_of_a_machine_compute_on_cores_of_their_own(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from steps.sampling import engine_actor as e; e.cores = lambda: sorted(os.sched_getaffinity(0)); "
+        "import os, sys; from addons.fleet import engine_actor as e; e.cores = lambda: sorted(os.sched_getaffinity(0)); "
         "e.take_cores(1); print(sorted(os.sched_getaffinity(0)), flush=True); sys.stdin.read()"
     )
     cores = engine_actor.cores()

@@ -14,8 +14,8 @@ from addons.fleet import cluster_sampler
 from addons.fleet.cluster_sampler import ClusterSampler
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.sampling.engine import Limits, Sampled
 from steps.sampling.shards import TRIES
+from steps.sampling.turns import Limits, Sampled
 
 
 class Gone(Exception):

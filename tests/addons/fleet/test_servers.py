@@ -18,7 +18,7 @@ from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.policy import probe
 from steps.policy.adapter import adapter_hash
-from steps.sampling.engine import Limits, Sampled
+from steps.sampling.turns import Limits, Sampled
 from tests.support.fake_vllm import FakeVllm, make_adapter
 
 BASE = Policy().base_model

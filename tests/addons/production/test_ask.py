@@ -20,6 +20,7 @@ from addons.production.serving import local
 from environments.base import Scenario, words
 from steps.core import params
 from steps.core.errors import UserError
+from steps.sampling.job import Job
 from tests.conftest import ROOT, free_port
 from tests.support import ended
 from tests.support.judged import attempt
@@ -169,14 +170,15 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     Path("run/summary.json").write_text(json.dumps(ended.run(Path())))
     asked: list[tuple[str, Any]] = []
 
-    def by_policy(env: Any, folder: Path, data: Any, attempts: Any, adapter: Path, *_: Any, seed: int) -> list[Any]:
-        [(scenario, number)] = attempts
-        asked.append((adapter.parent.name, scenario.id))
+    def play(job: Job) -> list[Any]:
+        [(scenario, number)] = job.attempts
+        assert job.adapter is not None
+        asked.append((job.adapter.parent.name, scenario.id))
         os.write(1, b"noise of the engine\n")
-        known = adapter.parent.name == "001"
+        known = job.adapter.parent.name == "001"
         return [attempt(scenario, number, words(f"it is {scenario.data['answer'] if known else 7}"))]
 
-    monkeypatch.setattr("steps.evaluate.by_policy", by_policy)
+    monkeypatch.setattr("steps.sampling.play.play", play)
     monkeypatch.setattr(local, "start_engine", lambda settings: os.write(2, b"noise of the engine\n"))
     monkeypatch.setattr(ask, "PORT", free_port())
     return asked

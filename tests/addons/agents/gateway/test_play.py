@@ -16,6 +16,7 @@ from environments.base import Scenario
 from environments.email_search import EmailSearch
 from steps.core.params import Agents, Policy, Rollout
 from steps.core.records import Trajectory
+from steps.sampling.job import Job
 from tests.conftest import ROOT
 from tests.support import storm
 from tests.support.agents._common import mailbox
@@ -34,7 +35,7 @@ def played(adapter: Path, order: Any, **agents: Any) -> list[Trajectory]:
     from addons.agents.gateway.play import play
 
     limits, env = Rollout(max_tokens=64, order=order), environments.load(TASK)
-    return play(Policy(), limits, Agents(**agents), TASK, env, adapter, attempts(), "001", SEED)
+    return play(Job(Policy(), limits, adapter, env, attempts(), "001", SEED, task=TASK, agents=Agents(**agents)))
 
 
 def differences(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> int:
@@ -49,7 +50,7 @@ def check_rows(adapter: Path) -> None:
 
     env = EmailSearch
     limits = Rollout(max_tokens=64)
-    native = engine.play(Policy(), limits, adapter, env, mailbox(), attempts(), "001", SEED)
+    native = engine.play(Job(Policy(), limits, adapter, env, attempts(), "001", SEED, mailbox()))
     ours = played(adapter, "lockstep")
     alike = 0
     for trajectory, other in zip(native, ours, strict=True):

@@ -29,7 +29,7 @@ from environments.base import Scenario
 from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.core.masking import MASK, Masker
-from steps.core.params import Params, Policy
+from steps.core.params import Params, Policy, Rollout
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from steps.policy.chat import Prompt
 from steps.project import store as register
@@ -339,6 +339,7 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
     """Turns are asked, answered and done in this order, also where an episode fails or has no room."""
     import environments
     from steps.sampling import episodes
+    from steps.sampling.job import Job
 
     env = environments.load("multiplication")
     data = env.load(Path("tasks_data/multiplication"))
@@ -371,10 +372,8 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
         kept.update(turns)
 
     monkeypatch.setattr(episodes, "measure_turns", keep)
-    played = episodes.play(
-        Sampler(), chat, env, data, [(item, 0) for item in some], prefix="x", seed=1, adapter_hash="a", context=20,
-        max_tokens=4,
-    )  # fmt: skip
+    limits, attempts = Rollout(max_tokens=4), [(item, 0) for item in some]
+    played = episodes.play(Job(Policy(context=20), limits, None, env, attempts, "x", 1, data), Sampler(), {"": chat})
     assert played[1].stop_reason == "length"
     for item in played:
         moments = kept[item.fingerprint()]

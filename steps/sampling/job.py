@@ -1,0 +1,47 @@
+"""A batch of episodes to play: all that decides its bytes, and nothing of where it is played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.params_sections import Agents
+from steps.policy import adapter
+from steps.policy.loading import turn_limit
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario
+    from steps.core.params import Evaluate, Policy, Rollout
+    from steps.sampling.rivals import Opponent
+
+
+@dataclass(frozen=True)
+class Job:
+    """Attempts at scenarios by a policy, in an environment or as the model of an agent of one's own."""
+
+    policy: Policy
+    limits: Rollout | Evaluate
+    adapter: Path | None  # None: the base model alone
+    env: type[Env]
+    attempts: Sequence[tuple[Scenario, int]]  # (scenario, number of the attempt)
+    prefix: str  # of the trajectories' ids
+    seed: int
+    data: Any = None  # of the environment
+    task_data: Path | None = None  # the folder that `data` was loaded from
+    logit_bias: dict[int, float] | None = None  # nats, by token id
+    opponent: Opponent | None = None  # on the other side of a game, in place of the scenarios' own
+    task: str = ""  # its name, by which agents of one's own are found
+    agents: Agents = field(default_factory=Agents)
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """The most tokens of a turn."""
+        return turn_limit(self.policy, self.limits.max_tokens)
+
+    @cached_property
+    def adapter_hash(self) -> str:
+        """By which the trajectories name the policy."""
+        return adapter.adapter_hash(self.adapter) if self.adapter is not None else "base"
