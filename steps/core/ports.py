@@ -1,16 +1,27 @@
 """The ports: what the core asks of add-ons, which it never imports.
 
 An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
-the object, as `module:attribute`. The core asks for an object by the name that params.yaml has, or for all that there are:
+the object, as `module:attribute`, or `module` where it is one. The core asks for an object by the name that params.yaml or
+an option has, or for all that there are:
 
     sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
-    for begin in every("tracker"): begin(...)
+    for check in every("preflight"): check(params)
 
 The ports, and what their objects are:
 
     sampler     a Sampler, by policy.kind (steps/sampling/play.py)
     launcher    what runs the update's processes, by update.launcher (steps/update.py)
-    tracker     begins a Tracker of a run, or None where it is not switched on (flows/training/trackers.py)
+    tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
+    preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
+    start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
+                flows/training/start.py
+    teaching    a module with what a policy is taught by: material(params), the sources that there are, and
+                collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
+    index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
+                (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
+    trial       the writes that put a registered version on trial, by its number (flows/promote.py)
+    reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 
 Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.
 """
@@ -75,6 +86,7 @@ def every(port: str) -> Iterator[Any]:
 
 
 def load(place: str) -> Any:
-    """The object that `module:attribute` names."""
+    """The object that `module:attribute` names, or the module."""
     module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

@@ -43,32 +43,12 @@ LEVELS = {
 }
 # Imports of an add-on by the core that no port stands for yet. None may be added; one that is gone leaves this list.
 WITHOUT_PORT = """
-    flows.deployment.pruning->addons.lineage.tables
-    flows.export->addons.production.serving.server
-    flows.probe->addons.production.serving.local
-    flows.promote->addons.production.serving.live
-    flows.promotion.change->addons.lineage.index
-    flows.promotion.change->addons.lineage.reader
-    flows.promotion.evaluations->addons.production.traces.files
-    flows.train->addons.planning.plan
     flows.training.ahead->addons.agents.gateway.__main__
-    flows.training.demonstrations->addons.lineage.tables
-    flows.training.demonstrations->addons.supervised.chats
-    flows.training.demonstrations->addons.supervised.teach
-    flows.training.run->addons.planning.plan
-    flows.training.sources->addons.planning.models
-    flows.training.start->addons.production.traces.tombstones
-    flows.training.trackers->addons.lineage.index
-    flows.training.trackers->addons.trackers.wandb
-    steps.analytics.episodes->addons.trackers.tracing.files
-    steps.analytics.langfuse->addons.trackers.tracing.langfuse_pages
     steps.evaluate->addons.agents.gateway.play
     steps.rollout->addons.agents.gateway.play
     steps.sampling.play->addons.fleet.cluster
     steps.sampling.play->addons.fleet.cluster_sampler
     steps.sampling.play->addons.fleet.server_sampler
-    steps.scenarios->addons.supervised.generated
-    steps.tracking.tracker->addons.trackers.tracing.sender
     steps.update->addons.fleet.ray_train
     steps.update->addons.fleet.raycluster
     viewer.pages->addons.agents.viewer_page

@@ -27,7 +27,7 @@ from steps.policy.adapter import adapter_hash
 from steps.project import lock as project_lock
 from steps.project import store
 from steps.project.ledger import Ledger
-from steps.registry import decisions
+from steps.registry import decisions, gate
 from steps.registry.decisions import Decision
 from steps.registry.gate import Verdict
 from steps.registry.model import Version
@@ -421,7 +421,7 @@ def test_a_rebuild_keeps_decisions_and_their_verdicts(project: Run, ledger: Ledg
     verdict = decide(project)
     folder = project.root / "run/promote" / project.adapters[2]
     index.index(project.root, ledger)
-    evidence = reader.evidence(folder, folder.name)
+    evidence = gate.evidence(folder, folder.name)
     given = decision(project, verdict)
     assert decisions.record(ledger, given, evidence)
     assert not decisions.record(ledger, given, evidence), "the same again"
