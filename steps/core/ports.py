@@ -10,6 +10,7 @@ an option has, or for all that there are:
 The ports, and what their objects are:
 
     sampler     a Sampler, by policy.kind (steps/sampling/play.py)
+    stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
     launcher    what runs the update's processes, by update.launcher (steps/update.py)
     tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
