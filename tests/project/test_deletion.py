@@ -1,0 +1,114 @@
+"""Each add-on can be deleted: the core works on without a word of it, and refuses a setting or an option that names it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, SMALL, change_params, copy_project, python, run
+
+ADDONS = ("lineage", "planning", "production", "supervised", "trackers")
+# Imports every module of the core, and says what would not be imported, and what of the add-ons the core still knows.
+LOOK = """
+import importlib, json, sys
+from pathlib import Path
+failed = {}
+for folder in ("environments", "steps", "flows", "viewer"):
+    for path in sorted(Path(folder).rglob("*.py")):
+        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        try:
+            importlib.import_module(name)
+        except Exception as problem:  # a package that is not installed, or a script of Alembic's
+            failed[name] = f"{type(problem).__name__}: {problem}"
+from flows import deploy
+from flows.diagnosis import findings, machine, secret_files
+print(json.dumps({
+    "failed": failed,
+    "loaded": sorted(name for name in sys.modules if name.startswith("addons.")),
+    "services": sorted(machine.services()),
+    "forms": sorted(secret_files.all_forms()),
+    "deployments": deploy.deployments(Path()),
+}))
+"""
+# What names an add-on, and the sentence that refuses it.
+NAMED = {
+    "production": (
+        "from flows.deployment.settings import PromoteSettings; from flows.promotion import judging; "
+        "judging.challenge(PromoteSettings())",
+        {"serve": {"canary": 0.1}},
+        "serve.canary: canary is brought by an add-on that addons/ does not have",
+    ),
+    "supervised": (
+        "from flows.training import start; from steps.core.params import Params, load; "
+        "start.prepare(load('params.yaml', Params))",
+        {"sft": {"demonstrations": ["own.jsonl"]}},
+        "sft: supervised is brought by an add-on that addons/ does not have",
+    ),
+    "trackers": (
+        "from steps.analytics.__main__ import main; main(['--langfuse'])",
+        {},
+        "--langfuse: langfuse is brought by an add-on that addons/ does not have",
+    ),
+}
+
+
+def deleted(folder: Path, *names: str) -> Path:
+    """A copy of the tree without these add-ons and their tests."""
+    copy_project(folder)
+    for name in names:
+        shutil.rmtree(folder / "addons" / name)
+        shutil.rmtree(folder / "tests/addons" / name)
+    return folder
+
+
+def targets(name: str) -> set[str]:
+    path = ROOT / "addons" / name / "targets.mk"
+    return set(re.findall(r"^([a-z-]+):(?!=)", path.read_text(), re.MULTILINE)) if path.exists() else set()
+
+
+def looked(folder: Path) -> dict[str, Any]:
+    done = run([sys.executable, "-c", LOOK], folder)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADDONS)
+def test_the_core_works_without_it(tmp_path: Path, name: str) -> None:
+    folder = deleted(tmp_path, name)
+    content = looked(folder)
+    assert not [why for why in content["failed"].values() if "addons" in why]
+    assert not [module for module in content["loaded"] if module.startswith(f"addons.{name}")]
+    assert ("serve" in content["services"]) == (name != "production")
+    assert ("flywheel" in content["deployments"]) == (name != "production")
+    assert ("WANDB_API_KEY" in content["forms"]) == (name != "trackers")
+    listed = run(["make", "help"], folder).stdout
+    assert set(re.findall(r"^  make (\S+)", listed, re.MULTILINE)).isdisjoint(targets(name))
+    assert "  make train " in listed
+    assert f"addons.{name}" not in run(["make", "--dry-run", "--old-file=install", "doctor", "train"], folder).stdout
+    dry = run(python("flows.train", "--task", "multiplication", "--dry-run"), folder)
+    assert (dry.returncode, json.loads(dry.stdout)["task"]) == (0, "multiplication"), dry.stderr
+    if name in NAMED:
+        program, settings, sentence = NAMED[name]
+        change_params(folder, settings)
+        assert sentence in run([sys.executable, "-c", program], folder).stderr
+
+
+@pytest.mark.slow
+def test_a_run_needs_none_of_them(tmp_path: Path) -> None:
+    folder = deleted(tmp_path, *ADDONS)
+    one = {name: dict(section) for name, section in SMALL.items()}
+    one["train"] |= {"iterations": 1}
+    change_params(folder, one)
+    done = run(python("flows.train"), folder, seconds=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((folder / "run/summary.json").read_text())["best"] in ("000", "001", 0, 1)
+    assert json.loads((folder / "run/receipt.json").read_text())["name"]
+    run(python("steps.runner.handover", "--stop"), folder)
