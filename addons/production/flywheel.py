@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prefect import flow
 
 from addons.production import ingest
+from addons.production.settings import FlywheelSettings
 from flows.deployment import workspace
-from flows.deployment.settings import FlywheelSettings, PromoteSettings, assigned
+from flows.deployment.settings import PromoteSettings, assigned
 from flows.promotion import change
 from flows.repro.parameters import set_params
 from flows.terminal import recorded

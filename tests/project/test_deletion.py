@@ -37,7 +37,7 @@ print(json.dumps({
 }))
 """
 # What names an add-on, and the sentence that refuses it.
-NAMED = {
+NAMED: dict[str, tuple[str, dict[str, object], str]] = {
     "production": (
         "from flows.deployment.settings import PromoteSettings; from flows.promotion import judging; "
         "judging.challenge(PromoteSettings())",
