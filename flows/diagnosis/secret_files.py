@@ -27,7 +27,6 @@ FORMS = {
 }
 ADDRESSES = re.compile(r"MLFLOW_(TRACKING|REGISTRY|BACKEND_STORE)_URI|\w+_(BASE_|API_)?URL")
 PAIRS = (("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),)
-PREFIXES = ("FLYWHEEL_", "MLFLOW_", "PREFECT_", "HF_", "OPENAI_")
 
 
 def keys(where: Place) -> list[Finding]:
@@ -102,8 +101,9 @@ def forms(variables: Mapping[str, str]) -> list[Finding]:
         value = variables.get(name, "")
         if value and not re.fullmatch(form, value):
             findings.append(Finding("keys", BAD, f"{name} is set, and does not have its form: {words}", changed(name)))
+    prefixes = ("MLFLOW_", *(f"{name.partition('_')[0]}_" for name in listed))
     for name, value in sorted(variables.items()):
-        if value and name.startswith(PREFIXES) and ADDRESSES.fullmatch(name) and not is_address(value):
+        if value and name.startswith(prefixes) and ADDRESSES.fullmatch(name) and not is_address(value):
             findings.append(
                 Finding("keys", BAD, f"{name} is set, and is no address such as https://host", changed(name))
             )
