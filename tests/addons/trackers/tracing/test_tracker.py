@@ -42,7 +42,9 @@ class Sender:
 class Run:
     """Stands in for MLflow's tracker, which has logged no iteration yet."""
 
-    params, client, uri, experiment, settings, flow_settings = Params(), None, "", "1", {}, {}
+    params, uri, experiment = Params(), "", "1"
+    settings: dict[str, str] = {}
+    flow_settings: dict[str, str] = {}
 
     def __init__(self, root: Path) -> None:
         self.root, self.entered = root, list[str]()
