@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -43,8 +43,8 @@ class Run:
     """Stands in for MLflow's tracker, which has logged no iteration yet."""
 
     params, uri, experiment = Params(), "", "1"
-    settings: dict[str, str] = {}
-    flow_settings: dict[str, str] = {}
+    settings: ClassVar[dict[str, str]] = {}
+    flow_settings: ClassVar[dict[str, str]] = {}
 
     def __init__(self, root: Path) -> None:
         self.root, self.entered = root, list[str]()
