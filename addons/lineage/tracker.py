@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from addons.lineage.index import index
 from steps.core.errors import UserError
 from steps.project import chain
-from steps.project.ledger import Ledger
 
 if TYPE_CHECKING:
     from steps.tracking.system_metrics import Sample
@@ -38,6 +36,9 @@ class LineageTracker:
             self._add(list(dict.fromkeys([chain.BASE, *chain.origins(self.root), best])))
 
     def _add(self, iterations: Sequence[str]) -> None:
+        from addons.lineage.index import index
+        from steps.project.ledger import Ledger
+
         try:
             with Ledger(patience=5) as ledger:
                 index(self.root, ledger, iterations)

@@ -17,7 +17,7 @@ def test_each_iteration_and_the_tests_are_added(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     added: list[list[str]] = []
-    monkeypatch.setattr(tracker, "index", lambda root, ledger, numbers: added.append(list(numbers)))
+    monkeypatch.setattr("addons.lineage.index.index", lambda root, ledger, numbers: added.append(list(numbers)))
     lineage = tracker.LineageTracker(tmp_path, print)
     for number in ("001", "002"):
         lineage.iteration(number)
