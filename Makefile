@@ -16,9 +16,6 @@ PRESET ?=
 ARGS ?=
 MLFLOW_PORT ?= 5000
 PREFECT_PORT ?= 4200
-SERVE_PORT ?= 8000
-# For ask: a scenario of the test split, by its id or number
-SCENARIO ?=
 VIEW_PORT ?= 8600
 # For gpu-check: a Python with torch, transformers, accelerate and peft, and the folder of what it lacks (dill pickles what does
 # not lie in a folder of this name by value, and fails).
@@ -31,8 +28,13 @@ TOY ?=
 GPU_STACK ?= 'torch==2.11.*' transformers==5.17.0 'peft==0.21.*' accelerate pandas pyarrow xxhash
 STACK_PYTHON ?= 3.12
 
+# An add-on's targets are in its folder. There it also says what else the core's targets do: variables that may be given
+# (KNOWN_TO_ADDONS), options of the doctor (DOCTOR), modules that are run after `make new-mcp` with the task's name (AFTER_MCP).
+HERE := $(dir $(lastword $(MAKEFILE_LIST)))
+-include $(sort $(wildcard $(HERE)addons/*/targets.mk))
+
 # Make ignores what it does not know: task=x would train another task. All names of variables are in capitals.
-KNOWN := TASK PRESET ARGS NAME COMMAND Q CAPTURE GPU DEV OUT TOY PYTHON MLFLOW_PORT PREFECT_PORT SERVE_PORT VIEW_PORT FUZZ_INPUTS
+KNOWN := TASK PRESET ARGS NAME COMMAND GPU DEV OUT TOY PYTHON MLFLOW_PORT PREFECT_PORT VIEW_PORT FUZZ_INPUTS $(KNOWN_TO_ADDONS)
 GIVEN := $(foreach given,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(given)))),$(given)))
 $(foreach given,$(filter-out $(KNOWN),$(GIVEN)),$(foreach right,$(filter $(KNOWN),$(shell tr a-z A-Z <<< '$(given)')),\
 	$(error there is no variable $(given), which would be ignored: write $(right)=$($(given)))))
@@ -102,10 +104,10 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment needed ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):\([^=].*\)*$$/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target what; do \
 		printf '  make %-11s %s\n' "$$target" "$$what"; done
 	@echo "Tasks (make train TASK=name): $(ALL_TASKS)"
 
@@ -147,7 +149,7 @@ environment: venv
 	@echo "environment: ready"
 	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
 
-SYSTEM := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))requirements/system
+SYSTEM := $(HERE)requirements/system
 needed:
 	@PYTHON="$(PYTHON)" $(SYSTEM) "$(GPU)" "$(DEV)"
 
@@ -159,9 +161,6 @@ ready:
 		echo "There is no task $(TASK)$$($(call near,$(TASK),$(ALL_TASKS))) The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 	@[ -z "$(PRESET)" ] || [ -e "tasks_data/_models/$(PRESET).yaml" ] || { \
 		echo "There is no preset $(PRESET)$$($(call near,$(PRESET),$(ALL_PRESETS))) The models with a preset are $(ALL_PRESETS)." >&2; exit 1; }
-
-plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
-	@$(RUN) python -m addons.planning $(if $(TASK),--task $(TASK)) $(ARGS)
 
 train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
@@ -181,7 +180,7 @@ new-agent: install  ## write a small working agent of your own to edit, with a t
 new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND="uvx mcp-server-notes" or an address)
 	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
-	@$(RUN) python -m addons.planning.servers "$(or $(NAME),mcp)"
+	@for module in $(AFTER_MCP); do $(RUN) python -m $$module "$(or $(NAME),mcp)"; done
 
 new-harness: install  ## write scenarios for a coding agent that people run (HARNESS=claude-code, codex …; NAME=reviews: further ones)
 	@[ -n "$(HARNESS)" ] || { echo "Name the harness, as in 'make new-harness HARNESS=claude-code'; docs/harnesses.md lists them." >&2; exit 2; }
@@ -286,9 +285,6 @@ format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
 
-flywheel: install  ## learn from what people asked and said: ingest, train from the champion, judge (ARGS=--dry-run)
-	@$(RUN) python -m addons.production.flywheel $(ARGS)
-
 promote: install  ## judge the newest version, make it champion if the gate allows it (ARGS=--dry-run)
 	@$(RUN) python -m flows.promote $(ARGS)
 
@@ -303,21 +299,6 @@ prefect: install  ## serve Prefect at http://127.0.0.1:4200 (PREFECT_PORT=4201)
 
 ui: ready install  ## start MLflow, Prefect with a worker and the deployments, and the viewer of trajectories (ARGS="--runs 2")
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
-
-serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001, CAPTURE=1)
-	@exec env $(RUN) python -m addons.production.serve --port $(SERVE_PORT) $(if $(filter 1,$(CAPTURE)),--capture) $(ARGS)
-
-vllm-server: install  ## sample for runs with policy.kind: server (ARGS="--host 10.0.0.5 --port 8001", or --print)
-	@exec env $(RUN) python -m addons.fleet.vllm_server $(ARGS)
-
-# A question may hold $, quotes and backticks: it is taken literally, and reaches the command through the environment.
-ask: override export Q := $(value Q)
-ask: install  ## ask the served champion, or without a server the run's base and trained policy (Q="What is …?", SCENARIO=id)
-	@exec env $(RUN) python -m addons.production.ask $(if $(filter file,$(origin SERVE_PORT)),,--port $(SERVE_PORT)) \
-		$(if $(SCENARIO),--scenario "$(SCENARIO)") $(ARGS) $(if $(Q),-- "$$Q")
-
-ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
-	@$(RUN) python -m addons.lineage rebuild
 
 view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600, and print its key (VIEW_PORT=8601, ARGS="--run folder")
 	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
@@ -337,9 +318,6 @@ FOR_CPU = --extra cpu --overrides requirements/overrides-cpu.txt $(CPU_TORCH) --
 LIMITS := platform_machine == 'x86_64' and platform_python_implementation == 'CPython' and sys_platform == 'linux'
 UNMARK := sed -i "s/ and $(LIMITS)//; s/ ; python_full_version < '3.14'$$//; s/ ; python_full_version < '3.14' and / ; /; /^ *\#   \(-c\|--override\) /d"
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
-ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, until Ctrl-C (ARGS="--host 10.0.0.5")
-	@exec env $(RUN) python -m addons.fleet.raycluster $(ARGS)
-
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
 	@new=$$(mktemp requirements/new.XXXXXX); wheels=$$(mktemp -d); trap 'rm -rf "$$new" "$$wheels"' EXIT; \
@@ -357,8 +335,8 @@ lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@git --no-pager diff --stat -- requirements || true
 
 doctor: install  ## say whether this folder and machine are well, and how to mend what is not (ARGS=--mend)
-	@$(RUN) python -m flows.doctor --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --serve-port $(SERVE_PORT) \
-		--viewer-port $(VIEW_PORT) $(ARGS)
+	@$(RUN) python -m flows.doctor --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --viewer-port $(VIEW_PORT) \
+		$(DOCTOR) $(ARGS)
 
 audit: install  ## look the locked packages up in a database of vulnerabilities (exit code 3: by the kept list alone)
 	@$(RUN) python -m flows.audit $(ARGS)

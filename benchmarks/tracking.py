@@ -67,6 +67,7 @@ def copied(source: Path, folder: Path) -> str:
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
     """Seconds of each part for iteration `number`, and how many trajectories were traced."""
     from addons.lineage.index import index
+    from addons.trackers.tracing.tracker import begin
     from flows.deployment import pages
     from flows.terminal import report
     from steps.project.chain import read_chain
@@ -80,23 +81,19 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     shutil.copy(store, folder / ".flywheel/mlflow.db")
     messages: list[str] = []
     tracker = MlflowTracker(folder, messages.append)
-    send, spent = tracker.tracing.iteration, 0.0
-
-    def timed(*words: Any) -> None:
-        nonlocal spent
-        began = time.perf_counter()
-        send(*words)
-        spent = time.perf_counter() - began
-
-    tracker.tracing.iteration = timed  # type: ignore[method-assign, assignment]
+    traces = begin(tracker, messages.append, is_live=False)
     for earlier in read_chain(folder)["iterations"]:
         if earlier < number:
             tracker.iteration(earlier, 0.1)
-    before = tracker.tracing.traced
+            traces.iteration(earlier)
+    before = traces.tracing.traced
     began = time.perf_counter()
     if tracker.iteration(number, 0.1) is None:
         raise SystemExit(f"iteration {number} was not logged: {messages}")
-    seconds = {"mlflow": time.perf_counter() - began - spent, "traces": spent}
+    seconds = {"mlflow": time.perf_counter() - began}
+    began = time.perf_counter()
+    traces.iteration(number)
+    seconds["traces"] = time.perf_counter() - began
     if left := [text for text in messages if "traces" in text]:
         raise SystemExit(left[0])
     with Ledger(f"sqlite:///{folder}/.flywheel/ledger.db") as ledger:
@@ -109,7 +106,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     began = time.perf_counter()
     pages.iteration(curve, row, int(number))
     seconds["artifacts"] = time.perf_counter() - began
-    return seconds, tracker.tracing.traced - before
+    return seconds, traces.tracing.traced - before
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from flows.deployment.workspace import POOL
 from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.terminal import exit_code
+from steps.core.yaml_text import read_mapping
 
 if TYPE_CHECKING:
     from prefect.automations import Automation
@@ -49,13 +50,15 @@ def deploy(runs: int = 1, pool: str = POOL, kind: str = "process", image: str | 
         pools.set_up(client, Path.cwd(), pool, kind, image, runs)
         # Prefect resolves what prefect.yaml names: the pool now, and the root now if it is set, else in the run.
         names = {"FLYWHEEL_POOL": pool} | ({"FLYWHEEL_ROOT": pools.HOME} if kind != "process" else {})
-        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        chosen = [word for name in deployments(Path.cwd()) for word in ("--name", name)]
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *chosen]
         process = subprocess.run(command, capture_output=True, text=True, env=os.environ | names)
         if process.returncode:
             output = " ".join((process.stderr or process.stdout).split())
-            raise UserError(f"`prefect deploy --all` failed: {output[-600:]}")
+            raise UserError(f"`prefect deploy` failed: {output[-600:]}")
         for name, times in SCHEDULES.items():
-            tidy_schedules(client, name, times)
+            if name.partition("/")[2] in chosen:
+                tidy_schedules(client, name, times)
         deployment = client.read_deployment_by_name("evaluate/evaluate").id
         url = os.environ.get("FLYWHEEL_NOTIFY_URL", "").strip()
         for automation in (evaluation(deployment), notification(url)):
@@ -67,6 +70,13 @@ def deploy(runs: int = 1, pool: str = POOL, kind: str = "process", image: str | 
                 automation.update()
             else:
                 automation.create()
+
+
+def deployments(root: Path) -> list[str]:
+    """The names of the deployments in prefect.yaml whose flow is there: an add-on's is not where its folder was deleted."""
+    content = read_mapping((root / "prefect.yaml").read_text(encoding="utf-8"), "prefect.yaml")
+    flows = {each["name"]: each["entrypoint"].partition(":")[0] for each in content["deployments"]}
+    return [name for name, path in flows.items() if (root / path).is_file()]
 
 
 def tidy_schedules(client: SyncPrefectClient, name: str, times: str) -> None:

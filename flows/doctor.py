@@ -79,11 +79,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--free-gb", type=float, default=2.0, metavar="N", help="disk space that a run needs (default: 2)"
     )
-    for service, port in machine.PORTS.items():
-        parser.add_argument(f"--{service.lower()}-port", type=int, default=port, metavar="N", help=f"(default: {port})")
+    services = machine.services()
+    for name, service in services.items():
+        port = service.port
+        parser.add_argument(f"--{name.lower()}-port", type=int, default=port, metavar="N", help=f"(default: {port})")
     options = parser.parse_args(words)
 
-    ports = {service: getattr(options, f"{service.lower()}_port") for service in machine.PORTS}
+    ports = {name: getattr(options, f"{name.lower()}_port") for name in services}
     where = place(Path.cwd(), ports, options.free_gb, options.thorough)
     findings = examine(where, checks(where))
     mended = mend(where, findings) if options.mend else []

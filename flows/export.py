@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import environments
-from addons.production.serving.server import HOST, SERVER, adapter_options, model_options
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.terminal import exit_code
 from steps.policy.chat import Chat
 from steps.policy.loading import load_chat, load_model, local
+from steps.policy.served import HOST, SERVER, adapter_options, model_options
 from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 

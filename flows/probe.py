@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from addons.production.serving.local import logged
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.progress import say
-from steps.core.terminal import ProgressDisplay, command_parser, exit_code
+from steps.core.terminal import ProgressDisplay, command_parser, exit_code, logged
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario

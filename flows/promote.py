@@ -23,7 +23,6 @@ from pathlib import Path
 
 from prefect import flow
 
-from addons.production.serving import live
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
 from flows.promotion import change
@@ -31,6 +30,7 @@ from flows.promotion.judging import Challenge, challenge, check_right, log_verdi
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.core import params
+from steps.core.ports import bring
 from steps.project import store
 from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
@@ -71,7 +71,7 @@ def publish(judged: Challenge) -> None:
     writes: list[change.Write] = [*(("tag", number, *tag) for tag in tags.items()), ("text", number, text)]
     event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
     if event == "canary":
-        writes += live.trial_writes(number)
+        writes += bring("trial", "canary", "serve.canary")(number)
     else:
         writes += change.champion_writes(model, number) if verdict.promoted else []
         writes.append(("tag", number, "promoted", str(verdict.promoted).lower()))

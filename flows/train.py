@@ -19,7 +19,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from addons.planning import plan
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
@@ -28,6 +27,7 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.imports import uncollected
 from steps.core.params import Params
+from steps.core.ports import every
 from steps.project import store
 from steps.project.lock import read_lock
 from steps.runner import handover
@@ -85,7 +85,8 @@ def main() -> int:
                 f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
                 "&& git commit --message start`, then the same command again"
             )
-        plan.check(params)
+        for check in every("preflight"):
+            check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
         start_worker(params)

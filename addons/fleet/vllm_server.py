@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from addons.production.serving import guard, uploads
-from addons.production.serving.server import HOST, LIMITED_SERVER, PORT, RANKS, SERVER, checked_host, of_every_server
+from addons.production.serving.server import LIMITED_SERVER, checked_host, of_every_server
 from flows.deployment.services import Services, plain
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
@@ -30,6 +30,7 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import local
 from steps.policy.machine import own_cores, preloaded
+from steps.policy.served import HOST, PORT, RANKS, SERVER
 
 KEY = Path(".flywheel/vllm-server.key")
 VLLMS = (

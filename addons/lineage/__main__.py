@@ -20,10 +20,11 @@ from rich.console import Console
 
 from addons.lineage.index import Indexed, index, rebuild
 from addons.lineage.questions import Ancestry, Impact, back, forward
-from addons.lineage.tables import KINDS, SHORT, UNLINKED, counts
+from addons.lineage.tables import KINDS, UNLINKED, counts
 from steps.core import dotenv
 from steps.core.terminal import command_parser, console, exit_code, table
 from steps.project.ledger import Ledger
+from steps.project.lock import SHORT
 from steps.registry.decisions import Decision
 from steps.registry.model import Version
 

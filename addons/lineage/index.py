@@ -50,6 +50,14 @@ def add_ingested(root: Path, ledger: Ledger) -> Indexed:
     return ledger.change(lambda connection: _add(connection, [ingested(root.resolve(), read_lock(root))], []))
 
 
+def names(ledger: Ledger) -> set[str]:
+    """The ids of files, and what edges say of adapters: md5s are among them."""
+    with ledger.reading() as connection:
+        ids = set(connection.scalars(sa.select(NODES.c.id).where(NODES.c.kind.not_in(("scenario", "trajectory")))))
+        made = connection.scalars(sa.select(EDGES.c.data).where(EDGES.c.role == "made"))
+        return ids | {str(data["md5"]) for data in made if data.get("md5")}
+
+
 def rebuild(roots: Sequence[Path], ledger: Ledger) -> tuple[Indexed, dict[str, dict[str, Any]]]:
     """Build the index anew from these folders alone, in one transaction; returns the runs that it lost as well."""
 

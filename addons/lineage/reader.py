@@ -36,15 +36,15 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from addons.lineage.ingested import ingested
-from addons.lineage.tables import PLAYERS, SHORT, NodeKey, Rows, plain
+from addons.lineage.tables import PLAYERS, NodeKey, Rows, plain
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.parquet import read_columns
 from steps.core.records import OUTPUTS, Judgement
 from steps.policy.adapter import adapter_hash
 from steps.project import chain, git
-from steps.project.lock import Lock, digest, file_md5, folder_md5, lineage, read_lock, run_key
-from steps.registry.gate import Verdict
+from steps.project.lock import SHORT, Lock, digest, file_md5, folder_md5, lineage, read_lock, run_key
+from steps.registry import gate
 
 
 class SampledBatch(NamedTuple):
@@ -281,7 +281,7 @@ class Reader:
 
     def verdict(self, path: str) -> Rows:
         """A verdict, and those of its own evaluations whose files have not changed since."""
-        weighed, rows = evidence(self.root / path, path), Rows()
+        weighed, rows = gate.evidence(self.root / path, path), Rows()
         if not weighed["evaluations"]:
             self.left_out.append(f"{path}/evaluations.json is missing: the verdict is not linked to its evaluations")
         for evaluation in weighed["evaluations"].values():
@@ -320,24 +320,6 @@ class Reader:
         if not isinstance(value, dict):
             raise unreadable(path, "JSON object", f"it is {type(value).__name__}")
         return value
-
-
-def evidence(folder: Path, name: str) -> dict[str, Any]:
-    """What a decision rests on, from the files of flows/promote.py: its verdict, and {side: {"path", "md5"}}."""
-    try:
-        verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
-        path = folder / "evaluations.json"
-        rests_on = json.loads(path.read_text()) if path.exists() else {}
-        evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
-    except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
-        line = str(problem).strip().splitlines()[0]
-        advice = "`.venv/bin/python -m flows.promote --dry-run` makes it again"
-        raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
-    return {
-        "hash": verdict.hash,
-        "verdict": verdict.model_dump(mode="json", exclude_unset=True),
-        "evaluations": evaluations,
-    }
 
 
 def add_evidence(rows: Rows, evidence: Mapping[str, Any]) -> None:

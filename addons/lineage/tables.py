@@ -38,7 +38,6 @@ KINDS = """scenario trajectory batch judge reply judgement rewards adapter run
 PLAYERS = ("scripted", "random")  # written in place of an adapter's hash by evaluations without a policy
 WITHOUT_EFFECT = ("beside", "probed")  # roles of edges on which no reward depends
 UNLINKED = "nothing that is indexed says what was used to make the adapter"
-SHORT = 12  # hex digits of a file's md5 in the ids of what the file holds
 
 NodeKey = tuple[str, str]  # (kind, id)
 

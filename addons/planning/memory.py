@@ -16,6 +16,7 @@ from addons.planning.cards import GIB, Machine
 from addons.planning.shapes import Shape
 from addons.planning.workload import Batch
 from steps.core.progress import report_to
+from steps.policy.served import RANKS
 from steps.training import memory as training
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 MB = 2**20
 LOGITS = 2**24  # numbers of a block of logits on a CPU: as in steps/training/layers.py; a test holds the two together
 LOGITS_ON_CARD = 2**28  # the same on a card: as in steps/training/fused.py
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # as in steps/sampling/engine.py
 LIBRARIES = 700 * MB  # fitted: torch, transformers and vLLM, imported
 TRAINING = 60 * MB  # fitted: TRL, PEFT
 SAMPLING = 90 * MB  # fitted: what the first batch of an engine leaves behind

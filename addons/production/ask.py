@@ -26,11 +26,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.production.serving import local
-from addons.production.serving.server import HOST, PORT, Server, served_key
+from addons.production.serving.server import Server, served_key
 from flows.terminal import report
 from steps.core import params
 from steps.core.errors import UserError
-from steps.core.terminal import console, exit_code
+from steps.core.terminal import console, exit_code, logged
+from steps.policy.served import HOST, PORT
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -227,11 +228,11 @@ def ask(root: Path, options: argparse.Namespace) -> None:
     print(f"No server is asked ({why}). Loading {task.settings.policy.base_model} here; log: {LOG}", flush=True)
     begun = time.monotonic()
     (root / LOG).unlink(missing_ok=True)
-    with local.logged(root / LOG):
+    with logged(root / LOG):
         local.start_engine(task.settings)
     print(f"Loaded in {time.monotonic() - begun:.0f} s; {about}", flush=True)
     show_question(scenario)
-    with local.logged(root / LOG):
+    with logged(root / LOG):
         attempts = local.play(root, task.env, task.data, scenario, adapters)
     columns = {}
     for who, (trajectory, seconds) in attempts.items():

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import flow
 
-from addons.planning import plan
 from addons.production import ingest
-from addons.production.traces import files
+from addons.production.settings import FlywheelSettings
 from flows.deployment import workspace
-from flows.deployment.settings import FlywheelSettings, PromoteSettings, assigned
+from flows.deployment.settings import PromoteSettings, assigned
 from flows.promotion import change
 from flows.repro.parameters import set_params
 from flows.terminal import recorded
@@ -37,8 +36,9 @@ from flows.terminal.command import LOG, prepare, run_command
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import Params, PromoteParams
+from steps.core.ports import every
 from steps.core.yaml_text import read_mapping
-from steps.data.ingested import read_rows
+from steps.data.ingested import INGESTED, read_rows
 from steps.project.dvc import dvc_output
 from steps.project.git import git
 from steps.registry.model import CANARY, RegisteredModel, read_registry
@@ -62,7 +62,7 @@ def gather(root: Path, settings: FlywheelSettings, task: str) -> Turn:
     if settings.sources:
         done = ingest.run_alone(root, settings.sources, task, [], settings.consented, None)
         lines += ingest.described(done)
-    path = root / files.FOLDER / task / "scenarios.jsonl"
+    path = root / INGESTED / task / "scenarios.jsonl"
     ids = {str(row["id"]) for row in read_rows(path)}
     before = last_turn(root, task)
     new = len(ids - (learnt(root, before) if before else set()))
@@ -278,7 +278,8 @@ def train(task: str, assignments: list[str], name: str) -> None:
 
     check_right()
     chosen = set_params(assignments, task=task)
-    plan.check(chosen)
+    for check in every("preflight"):
+        check(chosen)
     for line in start.prepare(chosen):
         print(f"flywheel: {line}", flush=True)
     from flows.terminal.display import RunDisplay

@@ -20,25 +20,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from addons.lineage.index import add_ingested
-from addons.lineage.questions import Touched, data_sets, forward
 from addons.production.forgetting import INTENT, conversations_of, erase, finish, intend
 from addons.production.traces import remains, store, tombstones
 from addons.production.traces.forget import keys_of
 from flows.repro import folder_lock
 from steps.core import dotenv, params
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.terminal import exit_code
 from steps.project.ledger import Ledger
 
 
 def run(root: Path, names: list[str], capture: Path) -> list[str]:
     """Delete the conversations; returns the lines of the report. UserError where nothing is known of any of them."""
+    index = bring("index", "lineage", "addons.production.forget")
+    from addons.lineage.questions import data_sets
+
     keys = keys_of(names)
     settings = params.load(root / "params.yaml", params.Params)
     with folder_lock.held(root, folder_lock.command_line()), Ledger() as ledger:
         finish(root, settings, ledger)
-        add_ingested(root, ledger)  # so that the versions that lie here are listed, too
+        index.add_ingested(root, ledger)  # so that the versions that lie here are listed, too
         was_forgotten = any(tombstones.of(root).holds(key) for key in keys)
         conversations = conversations_of(root, keys, capture)
         intend(root, keys, capture)
@@ -57,6 +59,8 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 
 def made_of(root: Path, keys: set[str], ledger: Ledger) -> Iterator[str]:
     """A line for each version of a data set that holds one of these conversations, and for each adapter made of them."""
+    from addons.lineage.questions import Touched, data_sets, forward
+
     versions_of_sets = data_sets(keys, ledger)
     for md5, path in versions_of_sets.items():
         yield f"data set {path}, version {md5}, holds it"

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from addons.lineage.index import add_ingested
 from addons.production.traces import files, remains, store, tombstones, unchanged
 from addons.production.traces.forget import forget
 from addons.production.traces.sources import load_task
@@ -17,7 +16,9 @@ from environments.base import Message
 from flows.repro.versioned import versioned
 from steps.core import params
 from steps.core.files import private_folder, write_text
+from steps.core.ports import every
 from steps.core.progress import say
+from steps.data.ingested import INGESTED
 from steps.project.ledger import Ledger
 
 INTENT = tombstones.FOLDER / "intended"  # keys that are being deleted, and the store
@@ -71,15 +72,16 @@ def erase(
         versioned(root, folder)
     if answers := ledger.forget_texts(remains.texts(conversations)):
         lines.append(f"the ledger: {answers} answers of models to what was said in it deleted")
-    add_ingested(root, ledger)
+    for index in every("index"):
+        index.add_ingested(root, ledger)
     return lines
 
 
 def folders(root: Path) -> list[Path]:
     """The ingested folders of all tasks, also where only their DVC file is here, or a kill left them under another name."""
     names = set()
-    for path in (root / files.FOLDER).glob("*"):
+    for path in (root / INGESTED).glob("*"):
         moved = re.fullmatch(r"\.old-\d+\.(.+)", path.name)
         if moved or path.suffix == ".dvc" or (path.is_dir() and path.name[0] != "."):
             names.add(moved[1] if moved else path.name.removesuffix(".dvc"))
-    return [root / files.FOLDER / name for name in sorted(names)]
+    return [root / INGESTED / name for name in sorted(names)]

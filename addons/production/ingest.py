@@ -25,6 +25,7 @@ from addons.production.traces import unchanged
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import exit_code
+from steps.data.ingested import INGESTED
 
 if TYPE_CHECKING:
     from addons.production.traces.sources import Ingested
@@ -48,13 +49,12 @@ def run_alone(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
-    from addons.lineage.index import add_ingested
     from addons.production.forgetting import finish
-    from addons.production.traces import files
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
     from flows.repro.versioned import versioned
     from steps.core import params
+    from steps.core.ports import every
     from steps.project.ledger import Ledger
 
     settings = params.load(root / "params.yaml", params.Params)
@@ -62,12 +62,13 @@ def run_alone(
     if regression is not None and not 0 <= regression <= 1:
         raise UserError(f"--regression {regression:g}: give a share from 0 to 1")
     sources = [Source.parse(word, settings.task) for word in words]
-    scales_by_name, folder = scales_of(scales), root / files.FOLDER / settings.task
+    scales_by_name, folder = scales_of(scales), root / INGESTED / settings.task
     with Ledger() as ledger:
         finish(root, settings, ledger)
         done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
         versioned(root, folder)
-        add_ingested(root, ledger)
+        for index in every("index"):
+            index.add_ingested(root, ledger)
     return done
 
 
@@ -96,7 +97,7 @@ def next_steps(done: Ingested, task: str) -> list[str]:
     """What to do about what could not be used, and with what was made."""
     from addons.production.traces import files
 
-    steps, folder, counts = [], f"{files.FOLDER}/{task}", {name: len(getattr(done.sets, name)) for name in files.SETS}
+    steps, folder, counts = [], f"{INGESTED}/{task}", {name: len(getattr(done.sets, name)) for name in files.SETS}
     if refused := done.unread.get(NO_CONSENT, 0):
         steps.append(
             f"{refused} were not kept, because nothing says that their people agreed: ingest them again with --consented if "
@@ -123,7 +124,7 @@ def next_steps(done: Ingested, task: str) -> list[str]:
             ".venv/bin/python -m addons.production.flywheel"
         )
     if done.conversations:
-        steps.append(f"keep this version: git add {folder}.dvc {files.FOLDER}/.gitignore && git commit")
+        steps.append(f"keep this version: git add {folder}.dvc {INGESTED}/.gitignore && git commit")
     return steps
 
 

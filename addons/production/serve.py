@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import environments
 from addons.production.serving import capture, counts, guard, live, trial
-from addons.production.serving.server import HOST, KEY, PORT, Server, checked_host
+from addons.production.serving.server import KEY, Server, checked_host
 from addons.production.traces import store
 from flows.deployment.services import Services, plain
 from flows.promotion import change
@@ -41,6 +41,7 @@ from steps.core.progress import say
 from steps.core.terminal import served
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
+from steps.policy.served import HOST, PORT
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash

@@ -22,16 +22,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.params import Params
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
 from steps.tracking.system_metrics import Sample
 
+if TYPE_CHECKING:
+    from steps.tracking.tracker import MlflowTracker
+
 PATIENCE = 15.0  # seconds that the end of a run waits for the upload, which then continues by itself
 UPLOAD = 600.0  # seconds after which the process gives up
 Metrics = Callable[[str | None], dict[str, float]]  # of an iteration, or of the whole run (None): MlflowTracker.metrics
+
+
+def begin(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> WandbTracker | None:
+    """The tracker of a run that goes on: W&B accepts no step twice."""
+    return start(run.root, run.params, run.metrics, log_message) if is_live else None
 
 
 def start(root: Path, params: Params, metrics: Metrics, log_message: Callable[[str], None]) -> WandbTracker | None:

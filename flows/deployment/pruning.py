@@ -5,7 +5,7 @@ What stays, in each case whole folders with all of their files:
 - all that dvc.lock and *.dvc name in this folder, in every git worktree, and in every commit of a branch, a tag or HEAD;
 - of a kept run (refs/runs/<name>) and of the run of a registered version all but checkpoints, and of those the best
   iteration's, the last ones, those of registered adapters, and those that a params.yaml starts from (policy.start_from);
-- all that the lineage index names: adapters, batches, evaluations, metrics, demonstrations.
+- all that an index of an add-on (lineage) names: adapters, batches, evaluations, metrics, demonstrations.
 
 `removable` is a function of what was read, so that a test can hold it to this. Left out: the DVC remote, MLflow's artifacts,
 and clones elsewhere that share the cache, of which nothing here can know.
@@ -20,12 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
 import yaml
 
-from addons.lineage.tables import EDGES, NODES
 from flows.deployment import checkout, workspace
 from steps.core.errors import UserError
+from steps.core.ports import every
 from steps.core.progress import say
 from steps.core.yaml_text import read_mapping
 from steps.policy.adapter import FILES
@@ -76,7 +75,7 @@ class Cache(NamedTuple):
 def removable(
     cache: Cache, snapshots: Iterable[Snapshot], indexed: Iterable[str], registered: Iterable[str], last: int
 ) -> dict[str, str]:
-    """md5 -> why it can go, of the files in the cache that nothing needs. `indexed`: md5s in the lineage index;
+    """md5 -> why it can go, of the files in the cache that nothing needs. `indexed`: md5s that an index names;
     `registered`: hashes of adapters; `last`: how many of a kept run's last checkpoints stay."""
     snapshots, adapters = list(snapshots), set(registered)
     wanted = {snapshot.starts_from.removeprefix("run:") for snapshot in snapshots}
@@ -171,12 +170,8 @@ def snapshot(name: str, texts: Mapping[str, str], is_kept_run: bool = False) -> 
 
 
 def indexed(ledger: Ledger) -> set[str]:
-    """The md5s in the lineage index: ids of files, and what its edges say of adapters."""
-    with ledger.reading() as connection:
-        names = set(connection.scalars(sa.select(NODES.c.id).where(NODES.c.kind.not_in(("scenario", "trajectory")))))
-        made = connection.scalars(sa.select(EDGES.c.data).where(EDGES.c.role == "made"))
-        names |= {str(data["md5"]) for data in made if data.get("md5")}
-    return {name for name in names if HASH.fullmatch(name)}
+    """The md5s that the add-ons' indexes name."""
+    return {name for index in every("index") for name in index.names(ledger) if HASH.fullmatch(name)}
 
 
 def remove(cache: Cache, md5s: Iterable[str]) -> int:

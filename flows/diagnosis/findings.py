@@ -16,6 +16,7 @@ from typing import NamedTuple
 from steps.core import dotenv
 from steps.core.errors import explain
 from steps.core.masking import masked
+from steps.core.ports import every
 
 OK, WARN, BAD = "ok", "warn", "bad"
 
@@ -43,6 +44,31 @@ class Finding(NamedTuple):
     def line(self) -> str:
         cure = f"; to mend it: `{self.cure}`" if self.cure else ""
         return f"{self.state:<5} {self.check:<9} {self.text}{cure}"
+
+
+class Service(NamedTuple):
+    """A server of the project that listens at a port."""
+
+    marks: tuple[str, ...]  # words of its command line begin with one of these
+    port: int  # by default
+    variable: str  # make's, for its port
+    target: str  # make's, that starts it
+
+
+class Parts(NamedTuple):
+    """What the doctor looks at because of an add-on (the port `doctor`)."""
+
+    services: Mapping[str, Service] = {}  # by their names
+    servers: tuple[str, ...] = ()  # modules that should have a parent, beside the services
+    made: Mapping[str, str] = {}  # folder -> the names, as a pattern, of what is written there under a temporary one
+    words: tuple[str, ...] = ()  # folders with what people said, which are their owner's alone
+    forms: Mapping[str, tuple[str, str]] = {}  # variable -> (its form, in words)
+    pairs: tuple[tuple[str, str], ...] = ()  # variables that belong together
+
+
+def parts() -> list[Parts]:
+    """Those of all add-ons."""
+    return list(every("doctor"))
 
 
 class Check(NamedTuple):

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
+from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, parts
 from flows.diagnosis.processes import Process, is_within, processes, read, why_gone
 from flows.repro import folder_lock
 from steps.core.files import write_text
@@ -30,7 +30,7 @@ DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with th
 QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
 INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan")
 ENGINES = ("VLLM::", "vllm.")
-SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "addons.production.serve", "addons.fleet.vllm_server")
+SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer")
 SPAWNED = ("from multiprocessing.spawn", "from multiprocessing.resource_tracker")
 
 
@@ -41,15 +41,12 @@ def written_as(names: str) -> re.Pattern[str]:
 
 MADE = {  # what is written under a temporary name, by folder
     ".": written_as(r"start|params\.yaml|params\.yaml\.before|chain\.yaml|dvc\.lock"),
-    "ingested": written_as("[a-z][a-z0-9_]*"),
     "run": written_as(r"scenarios|code|receipt\.json|summary\.json|report\.html"),
     "run/*": written_as(
         r"(?:successes|judge|base|metrics|drawn|fates)\.json|(?:trajectories|rewards)\.parquet|judgements\.jsonl|"
         "adapter|checkpoint|evaluation|test"
     ),
     ".flywheel": written_as(r"[\w-]+\.(?:key|json|env|db)"),
-    ".flywheel/served": written_as("[0-9a-f]{16}"),
-    ".flywheel/forgotten": written_as("key|tombstones|intended"),
     ".dvc/tmp": written_as("rwlock"),
     ".dvc/cache": re.compile(r"runs\.tmp-(\d+)"),
 }
@@ -229,7 +226,8 @@ def kind(process: Process, root: Path) -> str:
             return "a warm worker that nobody can reach"
         connection.close()
         return ""
-    return "a server" if any(word.startswith(SERVERS) for word in process.words[1:]) else ""
+    servers = (*SERVERS, *(name for part in parts() for name in part.servers))
+    return "a server" if any(word.startswith(servers) for word in process.words[1:]) else ""
 
 
 def is_parentless(process: Process, listed: dict[int, Process]) -> bool:
@@ -248,7 +246,7 @@ def cure(process: Process) -> str:
 
 
 def leftovers(root: Path) -> list[Finding]:
-    """Files and folders of this project under their temporary names (MADE), whose writer has ended."""
+    """Files and folders of this project under their temporary names (MADE, and add-ons'), whose writer has ended."""
     findings = []
     for path, pid in temporary_files(root):
         with contextlib.suppress(OSError):
@@ -264,7 +262,8 @@ def leftovers(root: Path) -> list[Finding]:
 
 def temporary_files(root: Path) -> Iterator[tuple[Path, int]]:
     """(path, process) of each: of this user, and neither a link nor behind one."""
-    for place, form in MADE.items():
+    others = {place: written_as(names) for part in parts() for place, names in part.made.items()}
+    for place, form in (MADE | others).items():
         for folder in sorted(root.glob(place)) if place != "." else [root]:
             within = [each for each in (folder, *folder.parents) if each.is_relative_to(root) and each != root]
             if not folder.is_dir() or any(each.is_symlink() for each in within):

@@ -16,21 +16,18 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
+from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
 from flows.diagnosis.processes import is_within, listeners, read
 from steps.core.errors import UserError
 
 GIB = 2**30
 MEMORY_GB, SHARED_GB = 2.0, 1.0  # with less, the small policies' engine or vLLM's processes run short
 GPU_SECONDS = 60.0
-# Service -> words of its command line, and make's variable for its port.
 SERVICES = {
-    "MLflow": (("flows.deployment.mlflow_server",), "MLFLOW_PORT"),
-    "Prefect": (("prefect",), "PREFECT_PORT"),
-    "serve": (("vllm.", "addons.production.serve"), "SERVE_PORT"),
-    "viewer": (("viewer",), "VIEW_PORT"),
+    "MLflow": Service(("flows.deployment.mlflow_server",), 5000, "MLFLOW_PORT", "ui"),
+    "Prefect": Service(("prefect",), 4200, "PREFECT_PORT", "ui"),
+    "viewer": Service(("viewer",), 8600, "VIEW_PORT", "ui"),
 }
-PORTS = {"MLflow": 5000, "Prefect": 4200, "serve": 8000, "viewer": 8600}
 TORCH = """
 import json, torch
 is_usable = torch.cuda.is_available()
@@ -123,23 +120,28 @@ def is_free(port: int) -> bool:
         return False
 
 
+def services() -> dict[str, Service]:
+    """The core's and the add-ons', by their names."""
+    return SERVICES | {name: service for part in parts() for name, service in part.services.items()}
+
+
 def ports(where: Place) -> list[Finding]:
     """Whether each service's port is free, this project's, or taken by somebody else."""
-    owners, findings = listeners(set(where.ports.values())), []
+    owners, findings, listed = listeners(set(where.ports.values())), list[Finding](), services()
     for service, port in where.ports.items():
-        marks, variable = SERVICES[service]
+        asked = listed[service]
         if is_free(port):
             findings.append(Finding("ports", OK, f"port {port} ({service}) is free"))
             continue
         pid = owners.get(port)
         process = read(pid) if pid else None
-        is_service = process is not None and any(word.startswith(marks) for word in process.words)
+        is_service = process is not None and any(word.startswith(asked.marks) for word in process.words)
         if process and is_service and is_within(process.folder, where.root):
             text = f"port {port} ({service}) is this project's: process {process.pid}"
             findings.append(Finding("ports", OK, text))
             continue
         free = next((port + step for step in range(1, 100) if is_free(port + step)), port + 1)
-        cure = f"make {'serve' if service == 'serve' else 'ui'} {variable}={free}"
+        cure = f"make {asked.target} {asked.variable}={free}"
         if process and is_service:
             text = f"port {port} ({service}) is taken by the {service} of {process.folder}, process {process.pid}"
             findings.append(Finding("ports", WARN, text, cure))

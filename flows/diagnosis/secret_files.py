@@ -13,31 +13,26 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
+from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, parts
 from steps.core.errors import UserError
 from steps.project.git import git
 
-WORDS = ("ingested", "start", ".flywheel/capture", ".flywheel/forgotten")
+WORDS = ("start",)  # folders with what people said
 # Variable -> (its form, in words).
 FORMS = {
     "OPENAI_API_KEY": (r"[!-~]{8,}", "at least 8 ASCII characters without spaces"),
-    "LANGFUSE_PUBLIC_KEY": (r"pk-lf-[!-~]+", "pk-lf-…"),
-    "LANGFUSE_SECRET_KEY": (r"sk-lf-[!-~]+", "sk-lf-…"),
-    "WANDB_API_KEY": (r"[A-Za-z0-9_-]{40,}", "at least 40 letters and digits"),
     "HF_TOKEN": (r"hf_[A-Za-z0-9]{10,}|api_org_\w+", "hf_…"),
     "PREFECT_API_AUTH_STRING": (r"[^:\s]+:\S+", "user:password"),
-    "FLYWHEEL_TRACE_RATE": (r"0|1|0?\.\d+|1\.0*|0\.?", "a number from 0 to 1"),
     "FLYWHEEL_IDLE_SECONDS": (r"\d+(\.\d*)?", "a number of seconds"),
 }
-ADDRESSES = re.compile(r"MLFLOW_(TRACKING|REGISTRY|BACKEND_STORE)_URI|LANGFUSE_HOST|\w+_(BASE_|API_)?URL")
-PAIRS = (("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"), ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"))
-PREFIXES = ("FLYWHEEL_", "LANGFUSE_", "WANDB_", "MLFLOW_", "PREFECT_", "HF_", "OPENAI_")
+ADDRESSES = re.compile(r"MLFLOW_(TRACKING|REGISTRY|BACKEND_STORE)_URI|\w+_(BASE_|API_)?URL")
+PAIRS = (("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),)
 
 
 def keys(where: Place) -> list[Finding]:
     """Files that hold keys, and the variables of services that are used only where they are set."""
     findings = [*modes(where.root), *in_git(where.root), *forms(where.variables), *unfamiliar(where.root)]
-    named = [name for name in FORMS if where.variables.get(name)]
+    named = [name for name in all_forms() if where.variables.get(name)]
     shown = f"set: {', '.join(named)}" if named else "no key of an optional service is set"
     return findings or [Finding("keys", OK, f"files with keys are readable by their owner alone; {shown}")]
 
@@ -45,7 +40,7 @@ def keys(where: Place) -> list[Finding]:
 def modes(root: Path) -> list[Finding]:
     """.env and what .flywheel/ keeps secret, where others can read it."""
     findings, state = [], root / ".flywheel"
-    for shown in WORDS:
+    for shown in (*WORDS, *(folder for part in parts() for folder in part.words)):
         if (folder := root / shown).is_dir() and not folder.is_symlink() and folder.stat().st_mode & 0o077:
             text = f"others than its owner can enter {shown}, which holds what people said"
             findings.append(Finding("keys", BAD, text, f"chmod 700 {shown}", partial(closed, folder, shown)))
@@ -93,19 +88,26 @@ def in_git(root: Path) -> list[Finding]:
     return [Finding("keys", BAD, text, "git rm --cached .env")]
 
 
+def all_forms() -> dict[str, tuple[str, str]]:
+    """The forms of the core's variables and of the add-ons'."""
+    return FORMS | {name: form for part in parts() for name, form in part.forms.items()}
+
+
 def forms(variables: Mapping[str, str]) -> list[Finding]:
     """Variables whose values cannot be what they should be."""
     findings = []
-    for name, (form, words) in FORMS.items():
+    listed = all_forms()
+    for name, (form, words) in listed.items():
         value = variables.get(name, "")
         if value and not re.fullmatch(form, value):
             findings.append(Finding("keys", BAD, f"{name} is set, and does not have its form: {words}", changed(name)))
+    prefixes = ("MLFLOW_", *(f"{name.partition('_')[0]}_" for name in listed))
     for name, value in sorted(variables.items()):
-        if value and name.startswith(PREFIXES) and ADDRESSES.fullmatch(name) and not is_address(value):
+        if value and name.startswith(prefixes) and ADDRESSES.fullmatch(name) and not is_address(value):
             findings.append(
                 Finding("keys", BAD, f"{name} is set, and is no address such as https://host", changed(name))
             )
-    for first, second in PAIRS:
+    for first, second in (*PAIRS, *(pair for part in parts() for pair in part.pairs)):
         if bool(variables.get(first)) != bool(variables.get(second)):
             lacking = second if variables.get(first) else first
             text = f"{first} and {second} belong together, and {lacking} is not set"

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from steps.core.errors import UserError
+from steps.core.ports import every
 from steps.core.progress import say
 from steps.project.ledger import PATIENCE as LOCKED
 from steps.project.ledger import Ledger, LedgerAway
 from steps.project.store import address, connect, explained
-from steps.registry import decisions
+from steps.registry import decisions, gate
 from steps.registry.decisions import CANCELLED, INTENT, Decision
 from steps.registry.model import CANARY, RegisteredModel
 
@@ -80,11 +81,9 @@ def decide(
     UserError where another version is champion or on trial by now, where this person may not decide, where MLflow refuses
     it, and, for the end of a trial, where the ledger is away.
     """
-    from addons.lineage import index, reader
-
     adapters = {number: entry.tags.get("adapter_hash") for number, entry in model.versions.items()}
     champion = model.aliases.get("champion")
-    evidence = reader.evidence(folder, os.fspath(folder)) if folder else None
+    evidence = gate.evidence(folder, os.fspath(folder)) if folder else None
     own, former, verdict = adapters.get(version), adapters.get(champion or ""), evidence["hash"] if evidence else None
     is_recorded = True
     intent = Intent(Decision(event, model.name, version, own, champion, former, why, verdict), writes, evidence)
@@ -106,7 +105,8 @@ def decide(
             if not is_recorded:
                 decisions.record(ledger, intent.decision, evidence)
             if folder:
-                index.add_verdict(Path.cwd(), ledger, os.fspath(folder))
+                for index in every("index"):
+                    index.add_verdict(Path.cwd(), ledger, os.fspath(folder))
     except UserError as problem:
         text = f"The ledger was not written: {problem}; MLflow's tags have what was decided."
         print(text, file=sys.stderr, flush=True)

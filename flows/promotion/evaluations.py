@@ -11,13 +11,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 import environments
-from addons.production.traces import files
 from flows.deployment import workspace
 from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
-from steps.data.ingested import read_scenarios
+from steps.data.ingested import INGESTED, read_scenarios
 from steps.project import lock
 from steps.registry import gate
 from steps.registry.model import policy_of
@@ -67,7 +66,7 @@ def regression(folder: Path, parameters: PromoteParams, best: dict[str, str], ch
 
 def regression_file(task: str) -> Path:
     """The scenarios of the regression set, which is the project's, also for a run in a worktree."""
-    return workspace.project(Path.cwd()) / files.FOLDER / task / "regression.jsonl"
+    return workspace.project(Path.cwd()) / INGESTED / task / "regression.jsonl"
 
 
 def evaluated(

@@ -17,6 +17,7 @@ from steps.core import alike, params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
+from steps.core.ports import bring
 from steps.data.ingested import read_scenarios
 from steps.judging.watch import Watch
 from steps.project import chain, lock, store
@@ -45,6 +46,8 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
         raise UserError(
             f"params.yaml is of the model {parameters.model}, not {settings.model}: name a run of that with `run`"
         )
+    if parameters.serve.canary:
+        bring("trial", "canary", "serve.canary")
     model = read_registry(root, parameters.model)
     challenger = model.version(settings.version)
     champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None

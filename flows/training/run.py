@@ -20,7 +20,6 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from addons.planning import plan
 from flows.deployment import cards, pages, workspace
 from flows.deployment.settings import TrainSettings
 from flows.repro import folder_lock
@@ -34,10 +33,11 @@ from flows.training import start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
 from flows.training.split import count_look, power_line
-from flows.training.trackers import index, open_trackers, track
+from flows.training.trackers import open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
+from steps.core.ports import every
 from steps.core.records import OUTPUTS
 from steps.judging.watch import Watch
 from steps.policy import machine
@@ -117,7 +117,9 @@ def train_deployed(
     folder: Path, display: RunDisplay, gpus: contextlib.ExitStack, assignments: list[str], task: str
 ) -> dict[str, Any]:
     """Train in a deployed run's worktree with these settings; the content of run/summary.json."""
-    plan.check(params := set_params(assignments, task=task))
+    params = set_params(assignments, task=task)
+    for check in every("preflight"):
+        check(params)
     for line in start.prepare(params, keep=True):
         display.say(line)
     pages.rename(folder.name)
@@ -261,7 +263,6 @@ def _iterations(
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    index(list(dict.fromkeys([chain.BASE, *origins, chosen.name])), display)
     if mlflow.run_name:
         pages.rename(mlflow.run_name)
     pages.end(RUN / "learning_curve.png", mlflow.where())

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from addons.planning import models
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
 from steps.core.errors import UserError
@@ -264,21 +263,6 @@ def check(folder: Path, policy: Policy, brought: Brought, key: str = "policy.sta
     sizes = shapes(folder / FILES[1])
     if wrong := sorted({size[0] for key, size in sizes.items() if ".lora_A." in key} - {policy.lora.rank}):
         raise UserError(f"{where} has matrices of rank {wrong[0]}, and policy.lora.rank is {policy.lora.rank}")
-    shape = models.at_hand(policy) if is_at_hand(policy) else None
-    weights = sum(size[0] * size[1] for size in sizes.values() if len(size) == 2)
-    if shape is not None and weights != shape.lora(policy.lora.rank):
-        layers = sorted({key.split(".lora_")[0].rpartition(".")[2] for key in sizes})
-        raise UserError(
-            f"{where} has {weights:,} weights, in {', '.join(layers)}, and an adapter of {policy.base_model} has "
-            f"{shape.lora(policy.lora.rank):,}, in all linear layers: it is of other layers or of another model"
-        )
-
-
-def is_at_hand(policy: Policy) -> bool:
-    """Whether the shape of the base model can be read here, without asking anybody."""
-    with contextlib.suppress(UserError):
-        return models.at_hand(policy) is not None
-    return False
 
 
 def same_base(trained: str | None, policy: Policy) -> bool:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-from addons.production.traces import tombstones
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.training import sources
-from flows.training.demonstrations import collect
 from steps.core.errors import UserError
-from steps.core.files import json_lines
 from steps.core.params import Params
+from steps.core.ports import bring, every
 from steps.core.yaml_text import read_mapping
 from steps.data import ingested
 from steps.project.chain import CHAMPION, SFT, START
@@ -65,7 +62,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         shutil.rmtree(FOLDER, ignore_errors=True)
         POINTER.unlink(missing_ok=True)
         return []
-    before = read_origin(Path())
+    before = read_origin(FOLDER)
     if keep and before and before["asked"] == asked and POINTER.exists():
         pin(params, before)
         return described(before)
@@ -79,11 +76,13 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         if opponent(params) == CHAMPION:
             origin["opponent"] = sources.bring_champion(root, params, temporary / Path(CHAMPION).name)
         if params.sft is not None:
-            origin["demonstrations"] = collect(root, params, temporary / "demonstrations.jsonl")
+            taught = bring("teaching", "supervised", "sft")
+            origin["demonstrations"] = taught.collect(root, params, temporary / "demonstrations.jsonl")
         if params.scenarios.ingested is not None:
             origin["scenarios"] = take_scenarios(root, params, temporary / ingested.FILE.name)
-        refuse_forgotten(root, temporary)
         (temporary / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
+        for check in every("start"):
+            check(root, params, temporary)
         shutil.rmtree(FOLDER, ignore_errors=True)
         temporary.rename(FOLDER)
     finally:
@@ -93,26 +92,11 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     return described(origin)
 
 
-def refuse_forgotten(root: Path, folder: Path) -> None:
-    """UserError where what a run would learn from holds a conversation that was forgotten, as an old version does that DVC
-    brought back."""
-    marks = tombstones.of(root)
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in json_lines(path):
-            source = re.search(r'"source": "([a-z]+:[0-9a-f]{16})"', line)
-            if source and marks.holds(source[1]):
-                raise UserError(
-                    f"{path.name}: {source[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
-                    "which leaves it out (`.venv/bin/python -m addons.production.ingest`), and give no copy of an old "
-                    "version"
-                )
-
-
 def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:
     """Copy the scenarios of scenarios.ingested: the present ones, or the set version where start/ has it. UserError where
     there are none, or the version is not to be had."""
     assert params.scenarios.ingested is not None
-    version, name = params.scenarios.ingested.version, Path("ingested") / params.task / "scenarios.jsonl"
+    version, name = params.scenarios.ingested.version, ingested.INGESTED / params.task / "scenarios.jsonl"
     places = [path for path in (ingested.FILE, root / name) if path.is_file()]
     if version is None and not (root / name).is_file():
         raise UserError(
@@ -158,9 +142,9 @@ def asked_for(params: Params) -> dict[str, Any]:
     return asked
 
 
-def read_origin(root: Path) -> dict[str, Any] | None:
-    """What start/ of a project's folder holds; None where there is none."""
-    path = root / FOLDER / ORIGIN
+def read_origin(folder: Path) -> dict[str, Any] | None:
+    """What a folder start/ holds; None where it does not say so."""
+    path = folder / ORIGIN
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 

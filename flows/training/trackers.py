@@ -1,4 +1,4 @@
-"""What a training run is logged to while it goes on: MLflow, Weights & Biases where that is on, and the ledger."""
+"""What a training run is logged to while it goes on: MLflow, and what add-ons bring, such as the ledger's lineage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.deployment import pages
 from flows.terminal.display import RunDisplay
-from steps.core.errors import UserError
 from steps.core.masking import masked
-from steps.project import chain
 
 if TYPE_CHECKING:
     from steps.tracking.lasting import LastingMlflow
@@ -23,34 +21,19 @@ if TYPE_CHECKING:
 
 @task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
 def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
-    """Log an iteration to MLflow, to Weights & Biases where that is on, and to the ledger."""
+    """Log an iteration to each of them."""
     for tracker in trackers:
         tracker.iteration(iteration, overhead, system)
-    index([chain.BASE, *chain.origins(Path.cwd()), iteration] if iteration == "001" else [iteration], display)
-
-
-def index(iterations: list[str], display: RunDisplay) -> None:
-    """Add iterations to the ledger's lineage. An unreachable ledger stops no run: `make ledger` adds them later."""
-    from addons.lineage import index as lineage_index
-    from steps.project.ledger import Ledger
-
-    try:
-        with Ledger(patience=5) as ledger:
-            lineage_index.index(Path.cwd(), ledger, iterations)
-    except UserError as problem:
-        display.say(f"The ledger was not written: {problem}; `make ledger` does it later.")
 
 
 def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
-    """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets. `name` is the run's."""
-    from addons.trackers import wandb
+    """MLflow's tracker, and all trackers: MLflow's first, whose runs and metrics others read. `name` is the run's."""
     from steps.tracking import lasting, tracker
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
     mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
-    weights_and_biases = wandb.start(Path.cwd(), mlflow.params, mlflow.metrics, log)
-    return mlflow, [mlflow, weights_and_biases] if weights_and_biases else [mlflow]
+    return mlflow, [mlflow, *tracker.begun(mlflow.tracker, log, is_live=True)]
 
 
 def log_message(display: RunDisplay, text: str) -> None:

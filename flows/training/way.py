@@ -17,8 +17,8 @@ import environments
 from flows.repro.parameters import set_params
 from flows.terminal.report import RUN
 from flows.training import start
-from flows.training.demonstrations import PLAYER, has_examples
 from steps.core.errors import UserError
+from steps.core.ports import every, names
 from steps.project.chain import iteration_name
 
 if TYPE_CHECKING:
@@ -80,13 +80,8 @@ def measured_on(run: Path, task: str) -> Readiness:
 
 
 def material(params: Params) -> list[str]:
-    """What could be learnt from, as sft.demonstrations takes it: the task's demonstrations, good conversations that were
-    ingested, or else the scripted player. Several tasks at once have none."""
-    if params.tasks:
-        return []
-    ingested = Path("ingested") / params.task / OWN
-    files = [OWN] * (environments.data_of(params.task) / OWN).is_file() + [str(ingested)] * ingested.is_file()
-    return files or [PLAYER] * has_examples(params)
+    """What could be learnt from, as sft.demonstrations takes it."""
+    return [source for teaching in every("teaching") for source in teaching.material(params)]
 
 
 def adopt(params: Params, sources: list[str], say: Callable[[str], None]) -> Params:
@@ -98,11 +93,13 @@ def adopt(params: Params, sources: list[str], say: Callable[[str], None]) -> Par
 
 
 def missing(params: Params) -> str:
-    """What would let the policy be taught, in two sentences."""
+    """What would let the policy be taught, in two sentences; in one where no add-on teaches."""
+    other = f"begin with a policy that knows more, such as `make train TASK={params.task} PRESET=smollm2`."
+    if not names("teaching"):
+        return other.capitalize()
     return (
         f"Write some 30 demonstrations to {environments.data_of(params.task) / OWN} (docs/start.md), or a player "
-        f"`scripted` in the task, then run the same command again. Or begin with a policy that knows more, such as "
-        f"`make train TASK={params.task} PRESET=smollm2`."
+        f"`scripted` in the task, then run the same command again. Or {other}"
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from steps.analytics.analysis import Analysis, analyse
 from steps.analytics.episodes import SPLITS
 from steps.analytics.transcripts import printable
+from steps.core.ports import bring
 from steps.core.terminal import command_parser, console, exit_code, table
 from steps.training.fates import FATES
 
@@ -30,9 +31,7 @@ def run(words: argparse.Namespace) -> None:
     """Analyse what the command line names, and show the result."""
     splits = tuple(words.split.split(",")) if words.split else ()
     if words.langfuse:
-        from steps.analytics import langfuse
-
-        analysis = langfuse.analyse(words.by, splits, words.run)
+        analysis = bring("reader", "langfuse", "--langfuse")(words.by, splits, words.run)
     else:
         analysis = analyse(words.folder, words.by, splits)
     if words.picture is not None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from addons.trackers.tracing.files import read_times
 from environments.base import Scenario, is_unparsed
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
@@ -22,6 +21,7 @@ SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
 # Counted in place of a tool's name. Unanswered: the episode ended, or failed, before the call was made.
 MALFORMED, NO_TOOL, UNANSWERED = "(malformed call)", "(unknown tool)", "(unanswered call)"
 WORDS, CUT_OFF = "(words)", "(cut off)"
+Times = list[tuple[float, float, float]]  # asked, answered, ended of each turn; Unix seconds
 
 
 class Act(NamedTuple):
@@ -104,6 +104,19 @@ def read_episodes(folder: Path, split: str, slices: Mapping[str, tuple[str, ...]
             )
         )
     return episodes
+
+
+def read_times(path: Path) -> dict[str, Times]:
+    """Times by the trajectory's fingerprint; none where the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_text())
+        began = float(content["began"])
+        return {
+            name: [(began + asked, began + answered, began + ended) for asked, answered, ended in turns]
+            for name, turns in content["turns"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def acts_of(number: int, turn: Mapping[str, Any]) -> list[Act]:

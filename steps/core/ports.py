@@ -1,11 +1,11 @@
 """The ports: what the core asks of add-ons, which it never imports.
 
 An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
-the object, as `module:attribute`, or as `module` where that has what is asked for. The core asks for an object by the name
-that params.yaml has, or for all that there are:
+the object, as `module:attribute`, or `module` where it is one. The core asks for an object by the name that params.yaml or
+an option has, or for all that there are:
 
     sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
-    for begin in every("tracker"): begin(...)
+    for check in every("preflight"): check(params)
 
 The ports, and what their objects are:
 
@@ -15,7 +15,17 @@ The ports, and what their objects are:
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
-    tracker     begins a Tracker of a run, or None where it is not switched on (flows/training/trackers.py)
+    tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
+    preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
+    start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
+                flows/training/start.py
+    teaching    a module with what a policy is taught by: material(params), the sources that there are, and
+                collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
+    index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
+                (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
+    trial       the writes that put a registered version on trial, by its number (flows/promote.py)
+    reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 
 Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.
 """
@@ -80,7 +90,7 @@ def every(port: str) -> Iterator[Any]:
 
 
 def load(place: str) -> Any:
-    """The object that `module:attribute` names, or the module that `module` does."""
-    name, _, attribute = place.partition(":")
-    module = importlib.import_module(name)
-    return getattr(module, attribute) if attribute else module
+    """The object that `module:attribute` names, or the module."""
+    module, _, attribute = place.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

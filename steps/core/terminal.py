@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,3 +112,24 @@ class ProgressDisplay:
         if self.is_drawn:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
             self.is_drawn = False
+
+
+@contextlib.contextmanager
+def logged(log: Path) -> Iterator[None]:
+    """Inside, what this process and its libraries print is added to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for place, old in enumerate(before, 1):
+            os.dup2(old, place)
+            os.close(old)
+        os.close(file)

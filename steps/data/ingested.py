@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
     from steps.core.params import Ingested, Scenarios
 
+INGESTED = Path("ingested")  # has a folder for each task, which add-ons write
 FILE = Path("start/scenarios.jsonl")
 VALIDATION = 0.2  # share of clusters
 MIXED: tuple[Split, ...] = ("train", "val")

@@ -22,6 +22,7 @@ Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params",
 ENTRY = re.compile(
     r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
 )  # a stage, and its name as it is written
+SHORT = 12  # hex digits of a file's md5 in the ids of what the file holds
 CURE = "`git checkout dvc.lock` brings the committed one back, and `.venv/bin/dvc repro` runs what it then lacks"
 
 

@@ -23,9 +23,12 @@ flows/promote.py calls this and moves the alias; verdict_report.py shows a verdi
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
 
 from steps.core.errors import UserError
 from steps.core.files import json_lines
@@ -155,6 +158,24 @@ def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
             f"{path} does not have the {len(expected)} test scenarios: evaluate it again (`.venv/bin/dvc repro`)"
         )
     return np.array([pair.score for pair in pairs])
+
+
+def evidence(folder: Path, name: str) -> dict[str, Any]:
+    """What a decision rests on, from the files of flows/promote.py: its verdict, and {side: {"path", "md5"}}."""
+    try:
+        verdict = Verdict.model_validate_json((folder / "verdict.json").read_bytes())
+        path = folder / "evaluations.json"
+        rests_on = json.loads(path.read_text()) if path.exists() else {}
+        evaluations = {side: {key: str(file[key]) for key in ("path", "md5")} for side, file in rests_on.items()}
+    except (ValidationError, ValueError, LookupError, TypeError, AttributeError, OSError) as problem:
+        line = str(problem).strip().splitlines()[0]
+        advice = "`.venv/bin/python -m flows.promote --dry-run` makes it again"
+        raise UserError(f"{name} holds no verdict ({line}); {advice}") from None
+    return {
+        "hash": verdict.hash,
+        "verdict": verdict.model_dump(mode="json", exclude_unset=True),
+        "evaluations": evaluations,
+    }
 
 
 class Look(NamedTuple):

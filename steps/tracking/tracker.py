@@ -5,8 +5,8 @@ by hashes of entries of dvc.lock, so logging again, or continuing after an inter
 is .flywheel/mlflow.db and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
 Left out: trajectories and checkpoints (DVC keeps them; their md5s are logged as the run's inputs), and the content of files
-that git does not track. What the agent did goes into traces (addons/trackers/tracing/sender.py). Everything logged is masked
-(steps/core/masking.py), except the adapter's own files. After a plain `dvc repro`:
+that git does not track. Other services, and traces of what the agent did, are add-ons' (`begun`). Everything logged is
+masked (steps/core/masking.py), except the adapter's own files. After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
 """
@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from addons.trackers.tracing.sender import Tracing
 from steps.core import dotenv
 from steps.core.masking import masked
 from steps.core.params import Params, load
+from steps.core.ports import every
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
 from steps.core.yaml_text import read_mapping
@@ -94,10 +94,10 @@ class MlflowTracker:
             self.client = store.connect(self.root)
             self.experiment = store.experiment(self.client, self.root, self.params.task)
         self.measured = MeasuredRun(self.root, self.log_message)
-        self.tracing = Tracing(self.root, self.params, self.client, self.uri, self.experiment, self.log_message)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
         self.logged: list[str] = []  # iterations that this tracker added
+        self.entered: list[str] = []  # iterations that are in MLflow now, as this tracker has seen
         self.logging, self.stopped = threading.Lock(), False  # a flow logs an iteration while the next one runs
 
     def iteration(
@@ -112,37 +112,34 @@ class MlflowTracker:
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.log_message(f"iteration {number} is not logged: {reason}")
                 return None
-            run_id = self._nested(number, {name: lock[name] for name in names}, overhead_seconds, system)
-        self._trace(number)
-        return run_id
+            return self._nested(number, {name: lock[name] for name in names}, overhead_seconds, system)
 
     def finish(self, status: str = "FINISHED") -> None:
-        """End the parent run. FINISHED logs the test split, the files that describe the run, and the traces of both.
+        """End the parent run. FINISHED logs the test split, and the files that describe the run.
 
         FAILED and KILLED only set the status; a later flow continues the run. Errors are suppressed here, because the
         error that ended the flow matters more.
         """
         if status == "FINISHED":
-            if self._log_end():
-                self._trace_end()
+            self._log_end()
             return
         with self.logging, contextlib.suppress(Exception):
             self.stopped = True
             if self.parent is not None and self.parent.info.status != "FINISHED":
                 self._set_status(status)
 
-    def _log_end(self) -> bool:
-        """Log the tests and the files, and end the parent run; False where there is no run to end."""
+    def _log_end(self) -> None:
+        """Log the tests and the files, and end the parent run, where there is one."""
         with store.explained(self.uri):
             if reason := self._open():
                 self.log_message(f"nothing is logged: {reason}")
-                return False
+                return
             run = self.parent
             names = ("dvc.lock", "params.yaml", "chain.yaml", "start.dvc")
             files = [path for name in names if (path := self.root / name).exists()]
             attached = digest([path.read_text() for path in files])
             if (run.info.status, run.data.tags.get("attached")) == ("FINISHED", attached):
-                return True
+                return
             tested = read_chain(self.root).get("tested") or {}
             tags = self.flow_settings | {"attached": attached, "best_iteration": str(tested.get("best"))}
             for prefix, number in (("test", tested.get("best")), ("test_base", tested.get("base"))):
@@ -155,7 +152,6 @@ class MlflowTracker:
                 self.client.log_text(run.info.run_id, public(path.read_text()), path.name)
             self._link_model(tested.get("best"))
             self._set_status("FINISHED")
-            return True
 
     def _link_model(self, best: str | None) -> None:
         """Show the best iteration's adapter as the model of the whole run, too."""
@@ -177,33 +173,6 @@ class MlflowTracker:
         else:
             self.client.set_terminated(run_id, status)
         self.parent = self.client.get_run(run_id)
-
-    def _trace(self, number: str) -> None:
-        """Send the traces of an iteration, unless they were sent before."""
-        run = self.children[number][0]
-        if run.data.tags.get("traced") != self.tracing.key:
-            key, parent = self.parent.data.tags["run_key"], self.parent.info
-            if number == "001":
-                self.tracing.base(key, parent.run_id, parent.start_time / 1000)
-            self.tracing.iteration(key, run.info.run_id, number, run.info.start_time / 1000)
-
-    def _trace_end(self) -> None:
-        """Send the traces of the run and of its tests. What has arrived is tagged, and not sent again."""
-        nested = [run for runs in self.children.values() for run in runs]
-        unsent = [run for run in (self.parent, *nested) if run.data.tags.get("traced") != self.tracing.key]
-        if not unsent or not self.tracing.rate:
-            return
-        info, metrics = self.parent.info, [run.data.metrics for run in nested]
-        tested = {name: number for name, number in (read_chain(self.root).get("tested") or {}).items() if number}
-        stages = sum(value for values in metrics for name, value in values.items() if name.startswith("seconds/"))
-        episodes = sum(values.get("collected", 0.0) for values in metrics)
-        totals = self.parent.data.metrics | {"episodes": episodes, "seconds_of_stages": round(stages, 3)}
-        times = (info.start_time / 1000, (info.end_time or info.start_time) / 1000)
-        key = self.parent.data.tags["run_key"]
-        if self.tracing.finish(key, info.run_id, tested, self.settings | self.flow_settings, totals, times):
-            with store.explained(self.uri):
-                for run in unsent:
-                    self.client.set_tag(run.info.run_id, "traced", self.tracing.key)
 
     def log_artifact(self, path: Path) -> None:
         """Attach a file to the parent, such as the learning curve."""
@@ -302,6 +271,7 @@ class MlflowTracker:
             run = self.client.get_run(run.info.run_id)
             self.logged.append(number)
         self.children[number] = [slim(run)]
+        self.entered.append(number)
         return run.info.run_id
 
     def _fill(self, run: Any, number: str, entries: Lock, metrics: dict[str, float], system: Sequence[Sample]) -> None:
@@ -323,6 +293,13 @@ class MlflowTracker:
         self.client.log_inputs(run_id, inputs(number, entries))
         mirrored = {name: metrics[name] for name in MIRRORED if name in metrics}
         self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
+
+
+def begun(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> list[Tracker]:
+    """The add-ons' trackers of a run; `is_live`: it goes on, and is not logged again later. Each comes after MLflow's
+    tracker, which it may read, and raises nothing that an outage causes."""
+    made = [begin(run, log_message, is_live) for begin in every("tracker")]
+    return [tracker for tracker in made if tracker is not None]
 
 
 def slim(run: Any) -> Any:
@@ -395,8 +372,13 @@ def log(root: Path, name: str = "") -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
     dotenv.load(root)
     tracker = MlflowTracker(root, name=name)
+    others = begun(tracker, say, is_live=False)
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
+    for other in others:
+        for number in logged:
+            other.iteration(number)
+    for each in (tracker, *others) if logged else ():
+        each.finish()
     if logged:
-        tracker.finish()
         say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(logged)}")
     say(tracker.where())

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from addons.production.serving import vllm_process
-from addons.production.serving.server import SERVER, Server
+from addons.production.serving.server import Server
 from environments.email_search import EmailSearch
 from flows import export
 from steps.core.params import Lora, Policy
 from steps.policy.loading import load_chat
+from steps.policy.served import SERVER
 
 
 def test_a_base_model_in_a_folder_has_an_absolute_path(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_one_that_does_not(project: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert probe.main(["--task", "multiplication", "--scenarios", "2"]) == 0
     said = capsys.readouterr().out
     assert "It is taught by player:scripted first (SFT)" in said
-    monkeypatch.setattr("flows.training.way.has_examples", lambda params: False)
+    monkeypatch.setattr("addons.supervised.collect.has_examples", lambda params: False)
     assert probe.main(["--task", "multiplication", "--scenarios", "2"]) == 0
     assert "Training would stop here: no " in capsys.readouterr().out
 

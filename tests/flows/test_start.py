@@ -1,8 +1,7 @@
-"""What a run starts from: addresses resolved once, adapters of another policy refused, demonstrations brought together."""
+"""What a run starts from: addresses resolved once, adapters of another policy refused."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -15,8 +14,7 @@ import yaml
 from environments.base import Scenario
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
-from flows.training import demonstrations, sources, start
-from flows.training.sources import Brought
+from flows.training import sources, start
 from steps.core.errors import UserError
 from steps.core.params import Lora, Opponent, Params, Policy, Rollout, Sft
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
@@ -276,52 +274,3 @@ def test_an_adapter_of_another_policy_is_refused_before_anything_loads(tmp_path:
         change(folder)
     with pytest.raises(UserError, match=reason):
         sources.bring(tmp_path, asked(str(folder)), tmp_path / "to")
-
-
-def test_other_layers_than_the_policys_are_refused_by_their_number(tmp_path: Path) -> None:
-    """Where the base model's config.json is at hand: this adapter has one layer alone."""
-    from tests.conftest import ROOT
-
-    folder = adapter(tmp_path / "adapter", base_model_name_or_path="/elsewhere/tasks_data/multiplication/policy")
-    policy = Policy(base_model="tasks_data/multiplication/policy", lora=Lora(rank=2, alpha=4))
-    brought = Brought("it", "/elsewhere/tasks_data/multiplication/policy")
-    with contextlib.chdir(ROOT), pytest.raises(UserError, match=r"has 16 weights, in q_proj, and an adapter of .* has"):
-        sources.check(folder, policy, brought)
-
-
-# --- Demonstrations
-
-
-def test_files_are_brought_together_and_each_line_has_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    first = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    folder = tmp_path / "tasks_data/multiplication/ingested"
-    folder.mkdir(parents=True)
-    (folder / "demonstrations.jsonl").write_text(f"{json.dumps(first | {'source': 'trace 1'})}\nno json\n")
-    (tmp_path / "own.jsonl").write_text(f"\n{json.dumps(first)}\n{json.dumps(first | {'tools': []})}\n")
-    names = ("ingested/demonstrations.jsonl", "own.jsonl")
-    params = Params(task="multiplication", sft=Sft(demonstrations=names))
-    found = demonstrations.collect(tmp_path, params, tmp_path / "all.jsonl")
-    assert found == {"rows": 3, "from": dict.fromkeys(names, 2), "repeated": 1}
-    lines = (tmp_path / "all.jsonl").read_text().splitlines()
-    assert lines[1] == "no json"  # the stage counts it
-    assert [json.loads(lines[place])["source"] for place in (0, 2)] == ["trace 1", "own.jsonl:3"]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [(None, "there is no file"), ("", "line 0: it is empty"), ("[]\n", "line 1: it has no list of")]
-)
-def test_a_file_without_a_demonstration_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, reason: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if text is not None:
-        (tmp_path / "own.jsonl").write_text(text)
-    with pytest.raises(UserError, match=reason):
-        demonstrations.of_file(tmp_path, "own.jsonl", "multiplication")
-
-
-def test_agents_of_ones_own_have_no_tools_in_their_trajectories(tmp_path: Path) -> None:
-    params = Params(task="tests.support.rollouts", sft=Sft(from_runs=("nightly",)))
-    with pytest.raises(UserError, match="is an agent of your own"):
-        demonstrations.collect(tmp_path, params, tmp_path / "all.jsonl")

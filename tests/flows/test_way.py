@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from addons.supervised import collect
+from addons.supervised.collect import PLAYER
 from flows.training import way
-from flows.training.demonstrations import PLAYER, collect
 from steps.analytics.readiness import Readiness
 from steps.core.errors import UserError
 from steps.core.params import Params, load
@@ -83,7 +84,7 @@ def test_demonstrations_of_the_task_and_good_conversations_go_before_the_player(
 def test_without_anything_to_learn_from_the_run_stops_and_says_what_is_missing(
     project: Path, monkeypatch: pytest.MonkeyPatch, measured: Readiness, cause: str, cures: list[str]
 ) -> None:
-    monkeypatch.setattr(way, "has_examples", lambda params: False)
+    monkeypatch.setattr(collect, "has_examples", lambda params: False)
     with pytest.raises(UserError) as stopped:
         choose(measured)
     for words in (cause, *cures, "ARGS=--force"):
@@ -111,7 +112,7 @@ def test_the_way_is_set_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch) 
     params, _ = choose(SPEAKS, way="sft")
     assert params.sft is not None
     assert choose(SILENT)[0] == load("params.yaml", Params), "with a section sft nothing is measured"
-    monkeypatch.setattr(way, "has_examples", lambda params: False)
+    monkeypatch.setattr(collect, "has_examples", lambda params: False)
     (project / "params.yaml").write_text((ROOT / "tasks_data/_template/preset.yaml").read_text())
     with pytest.raises(UserError, match=r"train\.way is sft, and there is nothing to learn from"):
         choose(SPEAKS, way="sft")
@@ -119,7 +120,7 @@ def test_the_way_is_set_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_player_shows_the_training_scenarios_where_it_succeeds(project: Path) -> None:
     params, _ = choose(SILENT)
-    made = collect(project, params, project / "made.jsonl")
+    made = collect.collect(project, params, project / "made.jsonl")
     rows = [json.loads(line) for line in (project / "made.jsonl").read_text().splitlines()]
     count = len(rows)  # all countries of the training split: each has one question
     assert (made, count > 60) == ({"rows": count, "from": {PLAYER: count}, "repeated": 0}, True)

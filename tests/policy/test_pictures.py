@@ -131,7 +131,7 @@ def test_only_engines_in_this_process_are_shown_pictures(made: Made) -> None:
 
 
 def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
-    from addons.production.serving.server import model_options
+    from steps.policy.served import model_options
 
     with pytest.raises(UserError, match="sees pictures, and vLLM's server reads those with torchvision"):
         model_options(made[1], load_chat(made[1], seeing.Colours))

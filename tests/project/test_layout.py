@@ -41,29 +41,6 @@ LEVELS = {
         "fleet": 3,
     },
 }
-# Imports of an add-on by the core that no port stands for yet. None may be added; one that is gone leaves this list.
-WITHOUT_PORT = """
-    flows.deployment.pruning->addons.lineage.tables
-    flows.export->addons.production.serving.server
-    flows.probe->addons.production.serving.local
-    flows.promote->addons.production.serving.live
-    flows.promotion.change->addons.lineage.index
-    flows.promotion.change->addons.lineage.reader
-    flows.promotion.evaluations->addons.production.traces.files
-    flows.train->addons.planning.plan
-    flows.training.demonstrations->addons.lineage.tables
-    flows.training.demonstrations->addons.supervised.chats
-    flows.training.demonstrations->addons.supervised.teach
-    flows.training.run->addons.planning.plan
-    flows.training.sources->addons.planning.models
-    flows.training.start->addons.production.traces.tombstones
-    flows.training.trackers->addons.lineage.index
-    flows.training.trackers->addons.trackers.wandb
-    steps.analytics.episodes->addons.trackers.tracing.files
-    steps.analytics.langfuse->addons.trackers.tracing.langfuse_pages
-    steps.scenarios->addons.supervised.generated
-    steps.tracking.tracker->addons.trackers.tracing.sender
-""".split()
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
 
 
@@ -168,7 +145,7 @@ def test_no_room_imports_upwards_or_sideways() -> None:
 
 
 def test_the_core_imports_no_addon() -> None:
-    assert imports_of_addons(ROOT) == set(WITHOUT_PORT)
+    assert imports_of_addons(ROOT) == set()
 
 
 def test_nothing_imports_in_a_circle() -> None:

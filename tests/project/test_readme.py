@@ -103,7 +103,7 @@ def planned(*words: str) -> tuple[int, str]:
 
 def refused_by_make(text: str) -> list[str]:
     """Targets that the Makefile does not have, and variables that it does not read."""
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = "".join(path.read_text() for path in (ROOT / "Makefile", *ROOT.glob("addons/*/targets.mk")))
     faults = []
     for words in make_commands(text):
         code, output = planned(*words)

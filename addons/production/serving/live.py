@@ -2,8 +2,8 @@
 
 addons/production/serve.py calls this at each look-up of the alias. The scores are those of feedback in the store of captured
 conversations; a correction without a score counts as 0. Looks are counted in the versions' tags, so that a restart of the
-server does not begin again (steps/registry/live.py says why they count). Every decision is a row of the ledger. One puts a
-version on trial: the alias alone does not.
+server does not begin again (addons/production/serving/comparison.py says why they count). Every decision is a row of the
+ledger. One puts a version on trial: the alias alone does not.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from addons.production.serving import comparison
 from addons.production.traces.store import Store
 from flows.promotion import change
 from steps.core.params import Serve
 from steps.project.ledger import Ledger
-from steps.registry import decisions, live
+from steps.registry import decisions
 from steps.registry.model import CANARY, RegisteredModel
 
 SINCE, LOOKS = "canary_since", "canary_looks"  # tags of a version on trial
@@ -83,9 +84,9 @@ def decide_canary(model: RegisteredModel, scores: Scores, settings: Serve, now: 
     since = tags.get(SINCE, "")
     own, other = scores.of(version, since), scores.of(champion, since)
     looks = int(tags.get(LOOKS, 0))
-    if live.is_due(looks, len(own), len(other), settings.min_feedback):
+    if comparison.is_due(looks, len(own), len(other), settings.min_feedback):
         model.client.set_model_version_tag(model.name, version, LOOKS, str(looks + 1))
-        compared = live.compare(own, other, looks + 1, settings.errors)
+        compared = comparison.compare(own, other, looks + 1, settings.errors)
         if compared.low >= -settings.max_drop:
             return promote(model, version, f"people's feedback on the canary: {compared}")
         if compared.high < 0:
@@ -120,10 +121,10 @@ def decide_champion(model: RegisteredModel, scores: Scores, settings: Serve, rol
         return ""  # the last: it was rolled back already, and is not taken forward again
     own, other = scores.of(version), scores.of(before)
     looks = int(model.versions[version].tags.get(BACK, 0))
-    if not live.is_due(looks, len(own), len(other), settings.min_feedback):
+    if not comparison.is_due(looks, len(own), len(other), settings.min_feedback):
         return ""
     model.client.set_model_version_tag(model.name, version, BACK, str(looks + 1))
-    compared = live.compare(own, other, looks + 1, settings.errors)
+    compared = comparison.compare(own, other, looks + 1, settings.errors)
     if compared.high >= -settings.rollback:
         return ""
     roll_back(f"people's feedback, champion against version {before}: {compared}")

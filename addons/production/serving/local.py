@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,24 +64,3 @@ def play(
         [trajectory] = sampling.play(job)
         played[who] = trajectory, time.monotonic() - begun
     return played
-
-
-@contextlib.contextmanager
-def logged(log: Path) -> Iterator[None]:
-    """Inside, what this process and its libraries print is added to a file."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    before = os.dup(1), os.dup(2)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for place, old in enumerate(before, 1):
-            os.dup2(old, place)
-            os.close(old)
-        os.close(file)

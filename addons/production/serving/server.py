@@ -13,17 +13,14 @@ from addons.production.serving import capture, guard, shown, trial
 from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.policy.chat_templates import template
-from steps.policy.loading import local
+from steps.policy.served import adapter_options, model_options
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
     from steps.policy.chat import Chat
 
-SERVER = "vllm.entrypoints.openai.api_server"
 LIMITED_SERVER = "addons.production.serving.vllm_process"  # the same, as this project starts it
 KEY = Path(".flywheel/serve.key")
-HOST, PORT = "127.0.0.1", 8000
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
 
 
 def of_every_server() -> dict[str, str]:
@@ -116,31 +113,6 @@ class Server(NamedTuple):
         if answer.status >= 300:
             raise Refused(answer)
         return answer.body
-
-
-def model_options(policy: Policy, chat: Chat) -> list[str]:
-    """vLLM's options for the base model, and for reading its turns as rollouts read them. UserError for one that sees."""
-    if chat.vision is not None:
-        raise UserError(
-            f"{policy.base_model} sees pictures, and vLLM's server reads those with torchvision, which is not installed: "
-            "such a model is trained and evaluated, and not served yet"
-        )
-    policy = local(policy)
-    words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
-    words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
-    words += ["--chat-template-content-format", "string"]  # texts as rollouts show them, and no lists of parts
-    words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
-    if policy.chat_template_kwargs:
-        words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
-    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
-    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
-    return words + (["--revision", policy.revision] if policy.revision else [])
-
-
-def adapter_options(policy: Policy, name: str, folder: str) -> list[str]:
-    """vLLM's options for an adapter on it."""
-    rank = next(rank for rank in RANKS if rank >= policy.lora.rank)
-    return ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={folder}"]
 
 
 def checked_host(host: str) -> str:

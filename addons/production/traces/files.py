@@ -33,7 +33,6 @@ from steps.data.ingested import read_rows
 if TYPE_CHECKING:
     from addons.production.traces.build import DataSets
 
-FOLDER = Path("ingested")
 SETS = ("scenarios", "demonstrations", "preferences", "regression")
 TEMPORARY = re.compile(rf"\.tmp-\d+-\d+\.(({'|'.join(SETS)}|conversations|quarantine)\.jsonl|state\.json)")
 READING = (

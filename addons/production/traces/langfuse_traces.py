@@ -31,7 +31,6 @@ from addons.production.traces.records import (
     not_kept,
     unknown_fields,
 )
-from addons.trackers.tracing import langfuse_pages
 from environments.kit.http_client import Client
 from steps.core.parts import decoded
 
@@ -42,6 +41,8 @@ FIELDS = "core,basic,io,metadata,model,trace_context"
 
 def fetch(since: str) -> Iterator[dict[str, Any]]:
     """The rows of observations and scores from a time on. UserError where Langfuse is not set up or does not answer."""
+    from addons.trackers.tracing import langfuse_pages
+
     with langfuse_pages.opened("the source langfuse") as client:
         seen: set[str] = set()
         for row in _pages(client, OBSERVATIONS, {"fields": FIELDS} | ({"fromStartTime": since} if since else {})):
@@ -56,6 +57,8 @@ def fetch(since: str) -> Iterator[dict[str, Any]]:
 
 
 def _pages(client: Client, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+    from addons.trackers.tracing import langfuse_pages
+
     cursor: str | None = None
     while True:
         asked = query | {"limit": str(langfuse_pages.PAGE)} | ({"cursor": cursor} if cursor else {})

@@ -32,8 +32,8 @@ from addons.production.traces.opinions import Scales, moment, unscaled, waiting,
 from addons.production.traces.packed import text_of
 from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
-from addons.trackers.tracing import langfuse_pages
 from steps.core.errors import UserError
+from steps.core.ports import bring
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -63,6 +63,8 @@ class Source(NamedTuple):
             raise UserError(f"source {word}: name its file, as in {kind}:traces.jsonl")
         if place and kind != "mlflow" and not Path(place).exists():
             raise UserError(f"source {word}: {place} does not exist")
+        if kind == "langfuse" and not place:
+            bring("reader", "langfuse", "the source langfuse")
         defaults = {"capture": store.FOLDER.as_posix(), "mlflow": task}
         return cls(kind, place or defaults.get(kind, ""))
 
@@ -223,6 +225,8 @@ class _Reading(NamedTuple):
             rows = mlflow_traces.fetch(self.root, source.place, since)
             yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
         elif source.kind == "langfuse" and path is None:
+            from addons.trackers.tracing import langfuse_pages
+
             name = f"langfuse {hashed(langfuse_pages.host())}"
             rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
             yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
@@ -275,7 +279,7 @@ def load_task(root: Path, settings: Params) -> Task:
     """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
     test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
     import environments
-    from addons.supervised.generated import read_generated
+    from steps.data.generated import read_generated
 
     if "+" in settings.task:
         raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")

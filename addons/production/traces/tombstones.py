@@ -15,15 +15,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from addons.production.traces.heldout import plain
 from environments.base import Message
 from steps.core.errors import UserError
-from steps.core.files import private_folder, write_text
+from steps.core.files import json_lines, private_folder, write_text
+
+if TYPE_CHECKING:
+    from steps.core.params import Params
 
 FOLDER = Path(".flywheel/forgotten")  # of a project; the store of captured conversations has its own in it
 FEW = 3  # words
@@ -112,6 +116,21 @@ class Tombstones:
 def of(root: Path) -> Tombstones:
     """Those of a project's folder."""
     return Tombstones(root / FOLDER)
+
+
+def check(root: Path, params: Params, folder: Path) -> None:
+    """UserError where what a run would learn from holds a conversation that was forgotten, as an old version does that DVC
+    brought back."""
+    marks = of(root)
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in json_lines(path):
+            source = re.search(r'"source": "([a-z]+:[0-9a-f]{16})"', line)
+            if source and marks.holds(source[1]):
+                raise UserError(
+                    f"{path.name}: {source[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
+                    "which leaves it out (`.venv/bin/python -m addons.production.ingest`), and give no copy of an old "
+                    "version"
+                )
 
 
 def _hashes(messages: Sequence[Message]) -> Iterator[tuple[str, Hashes]]:

@@ -7,20 +7,18 @@ every iteration.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from environments.base import Scenario
+from steps.analytics.episodes import Times, read_times
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
 from steps.core.records import Judgement, Reward, Trajectory, unpack
 
 RATE = 0.05  # the default share of scenarios
-
-Times = list[tuple[float, float, float]]  # asked, answered, ended of each turn; Unix seconds
 
 
 def rate() -> float:
@@ -74,16 +72,3 @@ def read_judgements(path: Path, share: float) -> dict[str, Judgement]:
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     judgements = [Judgement.model_validate_json(line) for line in lines if line]
     return {judgement.scenario_id: judgement for judgement in judgements if is_chosen(judgement.scenario_id, share)}
-
-
-def read_times(path: Path) -> dict[str, Times]:
-    """Times by the trajectory's fingerprint; none where the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text())
-        began = float(content["began"])
-        return {
-            name: [(began + asked, began + answered, began + ended) for asked, answered, ended in turns]
-            for name, turns in content["turns"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

@@ -1,7 +1,7 @@
 """Sends the traces of a run's iterations, its tests and itself to MLflow, and to Langfuse where its keys are set.
 
-Used by steps/tracking/tracker.py. An error here is logged once and changes nothing else, because a run is worth as much
-without traces. Rewards are read from the files as they are. Whatever is sent again has the same ids.
+Used by addons/trackers/tracing/tracker.py. An error here is logged once and changes nothing else, because a run is worth
+as much without traces. Rewards are read from the files as they are. Whatever is sent again has the same ids.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Tracing:
 
     def iteration(self, run_key: str, run_id: str, number: str, at: float) -> None:
         """Send the episodes of a batch and its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
-        with self._one_warning():
+        with self.one_warning():
             traces = [trace for split in ("train", "val") for trace in self._episodes(run_key, number, split, at)]
             self.sent += bool(traces)
             self._send(traces, run_id)
 
     def base(self, run_key: str, run_id: str, at: float) -> None:
         """Send the validation of the base policy, linked to the run itself. `at`: Unix seconds."""
-        with self._one_warning():
+        with self.one_warning():
             self._send(list(self._episodes(run_key, "000", "val", at)), run_id)
 
     def finish(
@@ -64,7 +64,7 @@ class Tracing:
         times: tuple[float, float],
     ) -> bool:
         """Send the tests ({"best": "004", "base": "000"}) and the run itself, and wait; True where everything arrived."""
-        with self._one_warning():
+        with self.one_warning():
             traces: list[Trace] = []
             for number in dict.fromkeys(tested.values()):
                 traces += self._episodes(run_key, number, "test", times[0])
@@ -114,7 +114,7 @@ class Tracing:
             self.mlflow.send(traces, run_id)
 
     @contextmanager
-    def _one_warning(self) -> Iterator[None]:
+    def one_warning(self) -> Iterator[None]:
         """Log the first error, and suppress all."""
         try:
             yield

@@ -27,7 +27,7 @@ from steps.policy.adapter import adapter_hash
 from steps.project import lock as project_lock
 from steps.project import store
 from steps.project.ledger import Ledger
-from steps.registry import decisions
+from steps.registry import decisions, gate
 from steps.registry.decisions import Decision
 from steps.registry.gate import Verdict
 from steps.registry.model import Version
@@ -206,7 +206,7 @@ def test_back_to_the_first_adapter(project: Run, ledger: Ledger) -> None:
     last, middle, first = answer.steps
     assert (last.parents, middle.parents, first.parents) == ([project.adapters[1]], [project.adapters[0]], [])
     assert (last.batches, middle.batches, first.batches) == ([project.batch("002")], [project.batch("001")], [])
-    begin = project.batch("002")[: tables.SHORT]
+    begin = project.batch("002")[: project_lock.SHORT]
     assert last.trajectories == [f"{begin}/002-{name}" for name in ("s2-0", "s2-1", "s3-0", "s3-1")]
     assert (last.scenarios, middle.scenarios, first.scenarios) == (["s2", "s3"], ["s1", "s2"], [])
     assert last.rewards == [f"{begin}/{project.md5('run/002/rewards.parquet')}"]
@@ -242,7 +242,7 @@ def test_forward_to_all_that_must_be_trained_again(project: Run, ledger: Ledger)
     rule = reader.code_judge("rule", project.stages["score@001"])
     inherited = {first: "directly", second: "through an ancestor"}
     both, last = {first: "directly", second: "directly"}, {second: "directly"}
-    judgement = f"{project.md5('run/002/judgements.jsonl')[: tables.SHORT]}/s3"
+    judgement = f"{project.md5('run/002/judgements.jsonl')[: project_lock.SHORT]}/s3"
     expected: dict[tuple[str, str], dict[str, str]] = {
         ("scenario", "s1"): inherited,
         ("scenario", "s2"): both,
@@ -421,7 +421,7 @@ def test_a_rebuild_keeps_decisions_and_their_verdicts(project: Run, ledger: Ledg
     verdict = decide(project)
     folder = project.root / "run/promote" / project.adapters[2]
     index.index(project.root, ledger)
-    evidence = reader.evidence(folder, folder.name)
+    evidence = gate.evidence(folder, folder.name)
     given = decision(project, verdict)
     assert decisions.record(ledger, given, evidence)
     assert not decisions.record(ledger, given, evidence), "the same again"

@@ -12,6 +12,7 @@ from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
 from steps.core.params import Lora, Params, Policy, Update
 from steps.core.records import Row
+from steps.policy import served
 from steps.training import batches, model, packing
 
 PUBLISHED = {  # parameters, as the models' own pages on the Hub count them
@@ -86,7 +87,7 @@ def test_constants_are_those_of_the_code() -> None:
     assert memory.LOGITS == layers.LOGITS
     assert memory.LOGITS_ON_CARD == fused.LOGITS
     assert workload.QUERIES == packing.QUERIES
-    assert memory.RANKS == engine.RANKS
+    assert served.RANKS == engine.RANKS
 
 
 # scenarios, attempts, prompt, own tokens, optimiser steps, tokens_per_micro_batch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from addons.production import flywheel
-from flows.deployment.settings import FlywheelSettings
+from addons.production.settings import FlywheelSettings
 from flows.deployment.workspace import keep_described
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError

@@ -13,10 +13,10 @@ import pytest
 
 from addons.production import forget, ingest
 from addons.production.serving import capture
-from addons.production.traces import files
+from addons.production.traces import files, tombstones
 from addons.production.traces.store import Store
-from flows.training.start import refuse_forgotten
 from steps.core.errors import UserError
+from steps.core.params import Params
 from steps.project.ledger import Ledger
 from tests.support import forget_kills as kills
 
@@ -55,11 +55,11 @@ def test_an_old_version_and_other_exports_do_not_bring_it_back(project: Path) ->
     dvc(project, "checkout", "--quiet", "--force", f"{kills.TASK}.dvc")
     assert kills.held(project) == {1, 2}, "as it was before"
     with pytest.raises(UserError, match=r"was forgotten, and an old version of ingested/ has it again"):
-        refuse_forgotten(project, project / kills.TASK)
+        tombstones.check(project, Params(), project / kills.TASK)
     kills.export(project / "again.jsonl", [kills.row("another-id", 1)])
     ingest.main(["openai:again.jsonl"])
     assert kills.held(project) == {2}
-    refuse_forgotten(project, project / kills.TASK)
+    tombstones.check(project, Params(), project / kills.TASK)
     assert forget.main(["c1"]) == 0, "a second time is no error"
 
 

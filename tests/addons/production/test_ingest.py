@@ -18,6 +18,7 @@ from addons.production.traces import files, unchanged
 from addons.production.traces.records import key_of
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
+from steps.data.ingested import INGESTED
 from tests.project.test_readme import commands
 
 GOLDEN = Path(__file__).parent / "traces" / "golden"
@@ -48,7 +49,7 @@ def test_versions_are_given_to_dvc_and_deletion_lists_them(project: Path, capsys
     source = f"openai:{GOLDEN}/openai.jsonl"
     said = "\n".join(ingest.report(run(project, source), "email_search"))
     assert "8 conversations new or longer, 8 in all" in said
-    folder = project / files.FOLDER / "email_search"
+    folder = project / INGESTED / "email_search"
     first = yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"]
     run(project, source)
     assert yaml.safe_load((project / "ingested/email_search.dvc").read_text())["outs"][0]["md5"] == first

@@ -11,12 +11,12 @@ import pytest
 
 import environments
 from addons.supervised import generate
-from addons.supervised.generated import essence, read_generated
 from environments import _new
 from environments._template import Template
 from environments.base import Scenario, normalise, split_of
 from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
+from steps.data.generated import essence, read_generated
 from tests.conftest import ROOT
 from tests.support.openai_server import Body, Server, last
 
@@ -296,7 +296,8 @@ def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str, reason: str
 
 def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"scenarios\.generated: .* does not exist; .venv/bin/python -m steps\.data\.generate makes it"
+        UserError,
+        match=r"scenarios\.generated: .* does not exist; .venv/bin/python -m addons\.supervised\.generate makes it",
     ):
         read_generated(Multiplication, DATA, tmp_path / "a.jsonl")
 

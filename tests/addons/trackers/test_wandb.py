@@ -189,7 +189,7 @@ def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypa
 
 
 def test_without_it_nothing_is_imported_or_started() -> None:
-    code = "import sys; from steps.tracking import wandb; print(wandb.start(*[None] * 4), 'wandb' in sys.modules)"
+    code = "import sys; from addons.trackers import wandb; print(wandb.start(*[None] * 4), 'wandb' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert process.stdout == "None False\n", process.stderr
 

@@ -24,6 +24,7 @@ from addons.production.traces.records import key_of
 from addons.production.traces.sources import Source, ingest
 from addons.production.traces.store import Store
 from steps.core.params import Scenarios
+from steps.data.ingested import INGESTED
 from steps.project.ledger import Ledger
 from steps.project.lock import file_md5
 
@@ -80,7 +81,7 @@ STEPS = st.lists(
 @given(STEPS, st.sampled_from(NAMES))
 def test_deletion_finds_everything(steps: list[Any], name: str) -> None:
     root = Path(tempfile.mkdtemp())
-    store, folder = Store(root / "capture"), root / files.FOLDER / "email_search"
+    store, folder = Store(root / "capture"), root / INGESTED / "email_search"
     holding: dict[str, str] = {}  # md5 of each version of a file that held the conversation -> its path
     adapters: set[str] = set()
     key = key_of("capture", name)
@@ -139,7 +140,7 @@ def test_an_adapter_that_a_stage_made_of_a_data_set_is_listed(tmp_path: Path) ->
     import torch
     import yaml
 
-    store, folder = Store(tmp_path / "capture"), tmp_path / files.FOLDER / "email_search"
+    store, folder = Store(tmp_path / "capture"), tmp_path / INGESTED / "email_search"
     captured(store, "alpha", 1, "good")
     captured(store, "beta", 2, "good")
     ingest(tmp_path, folder, [Source("capture", str(store.folder))], task(), {}, False, 0.4)

@@ -7,7 +7,7 @@ narrow.
 
 Whoever looks again and again finds a difference by chance in the end. So there is a look only at `first` conversations of
 each version, at twice as many, and so on, and the k-th look has the share 2^-k of the probability of error: all looks
-together err with the probability `errors` at most. `python -m pytest tests/registry/test_live.py` simulates that.
+together err with the probability `errors` at most: tests/addons/production/test_comparison.py simulates that.
 
 Left out: that conversations of one person or one program may be alike. A record does not say reliably who asked, so each
 counts as independent. In simulation six looks then err in 3 % of the cases (5 % are allowed), in 40 % where everybody has

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import environments
-from addons.lineage.tables import SHORT
 from addons.supervised.chats import READ, read_demonstrations
 from addons.supervised.teach import taught
 from environments.base import Env, Scenario
 from flows.training.sources import checked_out, named
+from flows.training.way import OWN
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.params import Params, Sft
 from steps.core.records import Reward, Trajectory, read_records
+from steps.data.ingested import INGESTED
 from steps.project.chain import read_chain
+from steps.project.lock import SHORT
 
 PLAYER = "player:scripted"  # in sft.demonstrations
 TRIED = 16  # scenarios at which the scripted player is tried before a run is taught by it
@@ -64,6 +66,16 @@ def of_player(params: Params) -> list[str]:
             "scenarios; mend it, or name a file in its place"
         )
     return [json.dumps(line, ensure_ascii=False) for line in lines]
+
+
+def material(params: Params) -> list[str]:
+    """What could be learnt from, as sft.demonstrations takes it: the task's demonstrations, good conversations that were
+    ingested, or else the scripted player. Several tasks at once have none."""
+    if params.tasks:
+        return []
+    ingested = INGESTED / params.task / OWN
+    files = [OWN] * (environments.data_of(params.task) / OWN).is_file() + [str(ingested)] * ingested.is_file()
+    return files or [PLAYER] * has_examples(params)
 
 
 def has_examples(params: Params) -> bool:

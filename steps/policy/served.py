@@ -1,0 +1,45 @@
+"""How vLLM's OpenAI server is started for a policy: its options for the base model and for an adapter.
+
+flows.export writes them into README.md; the add-ons that start servers use the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from steps.core.errors import UserError
+from steps.policy.loading import local
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+    from steps.policy.chat import Chat
+
+SERVER = "vllm.entrypoints.openai.api_server"
+HOST, PORT = "127.0.0.1", 8000
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
+
+
+def model_options(policy: Policy, chat: Chat) -> list[str]:
+    """vLLM's options for the base model, and for reading its turns as rollouts read them. UserError for one that sees."""
+    if chat.vision is not None:
+        raise UserError(
+            f"{policy.base_model} sees pictures, and vLLM's server reads those with torchvision, which is not installed: "
+            "such a model is trained and evaluated, and not served yet"
+        )
+    policy = local(policy)
+    words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
+    words += ["--chat-template-content-format", "string"]  # texts as rollouts show them, and no lists of parts
+    words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
+    if policy.chat_template_kwargs:
+        words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
+    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
+    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
+    return words + (["--revision", policy.revision] if policy.revision else [])
+
+
+def adapter_options(policy: Policy, name: str, folder: str) -> list[str]:
+    """vLLM's options for an adapter on it."""
+    rank = next(rank for rank in RANKS if rank >= policy.lora.rank)
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={folder}"]
