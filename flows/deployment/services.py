@@ -6,7 +6,6 @@ keys. Only the owner can read what they write, and a server gets none of the sec
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from environments.kit import http_client
 from steps.core.errors import UserError, masked
 from steps.core.progress import say
+from steps.kit.process import start
 
 PATIENCE = 3600.0  # seconds for a server to answer: vLLM loads a large model for minutes, on a busy machine for many
 SHOWN = 30.0  # seconds between two lines that say what it does meanwhile
@@ -35,9 +35,7 @@ class Services:
 
     def __enter__(self) -> Services:
         command, root = [sys.executable, "-m", "flows.deployment.guardian"], Path(__file__).parent.parent.parent
-        self.guardian = subprocess.Popen(
-            command, cwd=root, env={}, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        self.guardian = start(command, cwd=root, env={}, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,16 +50,9 @@ class Services:
         """Start `python -m <words>` as the service `name`, whose output goes to <name>.log."""
         assert self.guardian.stdin is not None
         command, variables = [sys.executable, "-m", *words], self.environment if environment is None else environment
-        with open(self.folder / f"{name}.log", "ab", opener=owners) as log:
-            self.running[name] = subprocess.Popen(
-                command,
-                env=variables,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                umask=MASK,
-            )
+        log = self.folder / f"{name}.log"
+        log.touch(0o600)
+        self.running[name] = start(command, log=log, env=variables, start_new_session=True, umask=MASK)
         self.guardian.stdin.write(f"{self.running[name].pid}\n".encode())
 
     def call(self, *words: str) -> None:
@@ -126,8 +117,3 @@ def private(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
-
-
-def owners(path: str, flags: int) -> int:
-    """Opens a file that its owner alone can read, if it is a new one."""
-    return os.open(path, flags, 0o600)

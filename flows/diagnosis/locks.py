@@ -7,7 +7,6 @@ A number in a lock says little by itself: its process may have ended, and anothe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from flows.diagnosis.processes import Process, is_within, processes, read, why_gone
 from flows.repro import folder_lock
 from steps.core.files import write_text
+from steps.kit.lock import holder
 from steps.runner import handover
 
 MEND = ".venv/bin/python -m flows.doctor --mend"
@@ -56,24 +56,6 @@ MADE = {  # what is written under a temporary name, by folder
 
 
 # --- Locks
-
-
-def holder(path: Path) -> int | None:
-    """The process that holds the kernel's lock on a file; None where nobody does."""
-    inode = path.stat().st_ino
-    table = Path("/proc/locks")
-    if table.is_file():
-        for line in table.read_text().splitlines():
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-                return int(fields[4])
-        return None
-    with path.open("r") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-    return None
 
 
 def locks(where: Place) -> list[Finding]:

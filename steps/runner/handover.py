@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.kit.lock import opened, take
+from steps.kit.process import end_all, start
 from steps.runner import death
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ LANE = (
 )
 CORES = "FLYWHEEL_CORES"  # the processor cores that such a worker uses, by their numbers; all where it is not set
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
+ENDING = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0))  # signals, and the seconds that a worker gets for each
 RETIRE = {"retire": True}  # the request to end after what was asked before
 
 
@@ -146,14 +148,11 @@ def dial(path: Path) -> socket.socket | None:
 
 def take_lock(path: Path) -> int | None:
     """Descriptor of the lock that belongs to a socket, or None while another process has it. A worker keeps its lock."""
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.with_suffix(".lock").stat().st_ino == os.fstat(lock).st_ino:  # else its holder has just removed it
+    lock = opened(path.with_suffix(".lock"))
+    with contextlib.suppress(FileNotFoundError):
+        if take(lock) and path.with_suffix(".lock").stat().st_ino == os.fstat(lock).st_ino:
             return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(lock)
+    os.close(lock)  # another process has it, or has just removed the file
     return None
 
 
@@ -202,22 +201,11 @@ def start_ahead(module: str) -> None:
 
 def _start(path: Path, lock: int, more: Mapping[str, str], *modules: str) -> subprocess.Popen:
     """Start a worker that goes on when this process and its terminal end. It imports `modules` before it listens."""
-    from subprocess import DEVNULL, Popen
-
     LOG.parent.mkdir(exist_ok=True)
     if LOG.exists() and LOG.stat().st_size > 1_000_000:
         LOG.replace(LOG.with_suffix(".log.1"))
     command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock), *modules]
-    with LOG.open("ab") as log:
-        process = Popen(
-            command,
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[lock],
-            env=environment(more),
-            start_new_session=True,
-        )
+    process = start(command, log=LOG, pass_fds=[lock], env=environment(more), start_new_session=True)
     own.started[process.pid] = process
     return process
 
@@ -318,19 +306,6 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs. One that has ended and that its parent has not collected yet does not."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:  # it ended just now, or this system has no /proc
-        return not Path("/proc/self").exists()
-    except OSError:
-        return True
-
-
 def worker_pids(root: Path) -> dict[Path, int]:
     """Socket -> process id of every worker of this project folder that answers. Removes the sockets of dead workers."""
     pids = {}
@@ -347,14 +322,14 @@ def worker_pids(root: Path) -> dict[Path, int]:
 def stop_workers(root: Path) -> int:
     """End every worker of this project folder at once, even during a stage, and return how many there were."""
     pids = list(worker_pids(root).values())
-    _end(pids)
+    end_all(pids, ENDING)
     worker_pids(root)  # removes the sockets of those that were killed
     return len(pids)
 
 
 def end_lane(root: Path, lane: str) -> None:
     """End this project folder's workers of a lane at once, even during a stage."""
-    _end([pid for path, pid in worker_pids(root).items() if lane_of(path) == lane])
+    end_all([pid for path, pid in worker_pids(root).items() if lane_of(path) == lane], ENDING)
     worker_pids(root)
 
 
@@ -367,7 +342,7 @@ def end_own_workers(patience: float = 2.0) -> None:
     listening = {pid: path for path, pid in worker_pids(Path.cwd()).items() if pid in ours}
     importing = [pid for pid, process in own.started.items() if pid not in listening and process.poll() is None]
     ready = [pid for pid, path in listening.items() if pid in own.busy or _retired(path, pid, patience)]
-    _end([*importing, *ready])
+    end_all([*importing, *ready], ENDING)
     worker_pids(Path.cwd())  # removes the sockets of those that were killed
 
 
@@ -381,17 +356,6 @@ def _retired(path: Path, pid: int, patience: float) -> bool:
         connection.sendall(json.dumps(RETIRE).encode() + b"\n")
         return bool(select.select([connection], [], [], patience)[0])
     return True
-
-
-def _end(pids: list[int]) -> None:
-    """End processes, by SIGKILL where SIGTERM does not do it."""
-    for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
-        for pid in filter(alive, pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + patience
-        while any(map(alive, pids)) and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 if __name__ == "__main__":
