@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError, explain
 from steps.core.terminal import served
-from steps.core.web import LIMITED
+from steps.kit.guard import LIMITED
 from viewer.key import SignedIn, key_of
 from viewer.pages import PAGES, Pages
 from viewer.runs import Runs, project

@@ -74,9 +74,9 @@ def test_the_kernel_ends_it_with_the_process_that_started_it(tmp_path: Path, how
 
 
 def test_processes_and_groups_end_by_their_numbers(tmp_path: Path) -> None:
-    names, words = ("gentle", "stubborn"), {"start_new_session": True}
+    names = ("gentle", "stubborn")
     started = [
-        start([sys.executable, "-c", code, os.fspath(tmp_path / name)], **words)
+        start([sys.executable, "-c", code, os.fspath(tmp_path / name)], start_new_session=True)
         for name, code in zip(names, (WAITS, STUBBORN), strict=True)
     ]
     pids = [number(tmp_path / name) for name in names]
