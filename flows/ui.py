@@ -17,7 +17,6 @@ import argparse
 import errno
 import os
 import shlex
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +30,7 @@ from steps.core.errors import UserError
 from steps.core.keys import key, write_private
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit import sockets
 from steps.runner import handover
 
 LOOPBACK = mlflow_server.LOOPBACK
@@ -85,9 +85,9 @@ def check_ports(ports: dict[str, int], host: str = LOOPBACK) -> None:
     """UserError where one of them is in use."""
     for name, port in ports.items():
         try:
-            socket.create_server((host, port)).close()
+            sockets.listen(host, port, sockets.IPV4).close()
         except OSError as problem:
-            if problem.errno in (errno.EADDRNOTAVAIL, None) or isinstance(problem, socket.gaierror):
+            if problem.errno in (errno.EADDRNOTAVAIL, None) or isinstance(problem, sockets.gaierror):
                 raise UserError(f"--host {host} is no address of this machine") from None
             other = f"--{name}-port {port + 1} (with make: {name.upper()}_PORT={port + 1})"
             raise UserError(

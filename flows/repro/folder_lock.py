@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -32,7 +31,7 @@ def held(folder: Path, command: str) -> Iterator[None]:
             raise UserError(refusal(folder, file.read()))
         since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
         file.truncate(0)
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": since}, file)
+        json.dump({"pid": os.getpid(), "host": os.uname().nodename, "command": command, "since": since}, file)
         file.flush()
         try:
             yield
@@ -45,7 +44,7 @@ def refusal(folder: Path, written: str) -> str:
     holder, stop = "another command", "stop it"
     with contextlib.suppress(ValueError, KeyError):
         owner = json.loads(written)
-        there = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
+        there = "" if owner["host"] == os.uname().nodename else f" on {owner['host']}"
         holder = f"`{owner['command']}` (process {owner['pid']}{there}, since {owner['since']})"
         stop = f"stop it with `kill {owner['pid']}`{there}"
     return (

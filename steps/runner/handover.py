@@ -21,8 +21,6 @@ import json
 import os
 import select
 import signal
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,11 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.kit import sockets
 from steps.kit.lock import opened, take
 from steps.kit.process import end_all, start
 from steps.runner import death
 
 if TYPE_CHECKING:
+    import socket
     import subprocess  # at run time only when a worker is started
 
 START_SECONDS = 120
@@ -135,17 +135,6 @@ def _root_hash(root: Path) -> str:
     return hashlib.blake2b(os.fsencode(root.resolve()), digest_size=6).hexdigest()
 
 
-def dial(path: Path) -> socket.socket | None:
-    """A connection to the worker that listens at `path`, or None."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(str(path))
-        return connection
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-
-
 def take_lock(path: Path) -> int | None:
     """Descriptor of the lock that belongs to a socket, or None while another process has it. A worker keeps its lock."""
     lock = opened(path.with_suffix(".lock"))
@@ -170,7 +159,7 @@ def _connect(more: Mapping[str, str]) -> socket.socket:
     kills = death.oom_kills()
     try:
         while time.monotonic() < deadline:
-            if connection := dial(path):
+            if connection := sockets.dial(path):
                 return connection
             if (lock := take_lock(path)) is not None:
                 process = process or _start(path, lock, more)
@@ -192,7 +181,7 @@ def start_ahead(module: str) -> None:
     """Start the usual worker before there is a stage to run, unless it is there: it imports `module` while this process does
     something else, and the first stage waits for that instead of importing the same."""
     path = socket_path()
-    if connection := dial(path):
+    if connection := sockets.dial(path):
         connection.close()
     elif (lock := take_lock(path)) is not None:
         _start(path, lock, NONE, module)
@@ -233,7 +222,7 @@ def hand_over(
     request = dict(zip(REQUEST, (module, function, arguments, idle, environment(more), mask), strict=True))
     for _ in range(5):
         with _connect(more) as connection:
-            worker, kills = peer(connection)[0], death.oom_kills()
+            worker, kills = sockets.peer(connection)[0], death.oom_kills()
             answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
             own.busy.discard(worker)
         if answer is None:
@@ -270,7 +259,7 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
         raise
     except BaseException:  # Ctrl-C, or what Prefect makes of a SIGTERM
         if answer is not None:  # the worker ends itself; wait up to 3 s for it to clean up
-            connection.shutdown(socket.SHUT_WR)
+            connection.shutdown(sockets.SHUT_WR)
             connection.settimeout(3)
             with contextlib.suppress(OSError):
                 while connection.recv(65536):
@@ -291,7 +280,7 @@ def _lines(connection: socket.socket, show: Callable[[dict], None]) -> Iterator[
     unfinished, held = b"", None
     while True:
         while not select.select([connection], [], [], QUIET_SECONDS)[0]:
-            if (stopped := death.stopped(peer(connection)[0])) not in (None, held):
+            if (stopped := death.stopped(sockets.peer(connection)[0])) not in (None, held):
                 show({"say": f"waiting: a signal has stopped process {stopped}; `kill -CONT {stopped}` lets it go on"})
             held = stopped
         if not (data := connection.recv(65536)):
@@ -300,20 +289,14 @@ def _lines(connection: socket.socket, show: Callable[[dict], None]) -> Iterator[
         yield from map(json.loads, lines)
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end, from the kernel."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
-
-
 def worker_pids(root: Path) -> dict[Path, int]:
     """Socket -> process id of every worker of this project folder that answers. Removes the sockets of dead workers."""
     pids = {}
     for lock in sorted(socket_folder().glob(f"{_root_hash(root)}-*.lock")):
         path = lock.with_suffix(".sock")
-        if connection := dial(path):
+        if connection := sockets.dial(path):
             with connection:
-                pids[path] = peer(connection)[0]
+                pids[path] = sockets.peer(connection)[0]
         else:
             tidy(path, take_lock(path))
     return pids
@@ -348,10 +331,10 @@ def end_own_workers(patience: float = 2.0) -> None:
 
 def _retired(path: Path, pid: int, patience: float) -> bool:
     """Ask a worker to end; whether it has taken that up within so many seconds."""
-    if (connection := dial(path)) is None:
+    if (connection := sockets.dial(path)) is None:
         return True
     with connection, contextlib.suppress(ConnectionError):
-        if peer(connection)[0] != pid:
+        if sockets.peer(connection)[0] != pid:
             return True
         connection.sendall(json.dumps(RETIRE).encode() + b"\n")
         return bool(select.select([connection], [], [], patience)[0])
