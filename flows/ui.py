@@ -22,11 +22,12 @@ import tempfile
 from pathlib import Path
 
 from flows.deployment import cards, databases, mlflow_page, mlflow_server
-from flows.deployment.services import MASK, Services, plain, private
+from flows.deployment.services import MASK, Services, plain
 from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
 from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.files import private_folder
 from steps.core.keys import key, write_private
 from steps.core.progress import say
 from steps.core.terminal import served
@@ -142,8 +143,8 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
     check_ports(chosen, host)
     if only is None:
         cards.check(root, runs)
-    state = private(root / ".flywheel")
-    private(state / "prefect")
+    state = private_folder(root / ".flywheel")
+    private_folder(state / "prefect")
     variables = environment(root, ports["prefect"], ports["mlflow"], host)
     pages = {name: f"http://{host}:{port}" for name, port in chosen.items()}
     with Services(state, variables) as services:

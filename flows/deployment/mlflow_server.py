@@ -29,8 +29,9 @@ from starlette.responses import PlainTextResponse
 
 from flows.deployment import databases, mlflow_writes, people
 from flows.deployment.mlflow_page import with_first_visit
-from flows.deployment.services import MASK, private
+from flows.deployment.services import MASK
 from steps.core.errors import UserError
+from steps.core.files import private_folder
 from steps.core.keys import key
 from steps.core.terminal import served
 from steps.kit.guard import LIMITED, Call, Middleware, is_foreign, read
@@ -136,8 +137,8 @@ def settings(state: Path, host: str = LOOPBACK) -> dict[str, str]:
 def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
     """Serve until Ctrl-C."""
     os.umask(MASK)
-    state = private(root / ".flywheel")
-    private(state / "mlartifacts")
+    state = private_folder(root / ".flywheel")
+    private_folder(state / "mlartifacts")
     os.environ.update(settings(state, host))  # MLflow reads some of them when it is imported
     uri = os.environ["_MLFLOW_SERVER_FILE_STORE"]
     if uri.startswith("sqlite:") and not (state / "mlflow.db").exists():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from environments.kit import http_client
 from steps.core.errors import UserError, masked
+from steps.core.files import private_folder
 from steps.core.progress import say
 from steps.kit.process import start
 
@@ -29,7 +30,7 @@ class Services:
     """Processes that run until `with` ends, each in a process group of its own. Logs are written to `folder`."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder, self.environment = private(folder), environment
+        self.folder, self.environment = private_folder(folder), environment
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.guardian: subprocess.Popen[bytes]
 
@@ -110,10 +111,3 @@ def plain(environment: Mapping[str, str], *prefixes: str) -> dict[str, str]:
         for name, value in environment.items()
         if name in PLAIN or name.startswith((*PLAIN_PREFIXES, *prefixes))
     }
-
-
-def private(folder: Path) -> Path:
-    """A folder that its owner alone can enter, whatever is in it; made if there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
