@@ -1,4 +1,4 @@
-"""Mechanisms that are there once, for all above them: processes of our own, locks, the guard of a server.
+"""Mechanisms that are there once, for all above them: processes of our own, locks, sockets, the guard of a server.
 
-What environments need of that kind, children that speak JSON and HTTP, is in environments/kit/.
+Children that speak JSON, and requests over HTTP, which environments need too, are in environments/kit/.
 """
