@@ -371,16 +371,18 @@ def trajectory(batch: str, name: str) -> NodeKey:
 
 
 def code_judge(name: str, entry: dict[str, Any]) -> str:
-    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock; of the task's
-    code in older locks all of environments/."""
+    """The identity of a judge that is code: its name, and a hash of the code, task and parameters in dvc.lock. Older locks
+    have the judge's own file, and of the task the list of its code or all of environments/, in place of the stage's list."""
     parameters = (entry.get("params") or {}).get("params.yaml") or {}
     code = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
-    paths = (f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one
+    listed = "run/code/score.json"
+    paths = (listed, f"steps/judging/{name}.py", f"steps/{name}.py")  # older locks have the second one, or the third
     own = next((code[path] for path in paths if path in code), None)
     if own is None:
-        missing = f"dvc.lock records no code of the judge {name} ({paths[0]} under the deps of score)"
+        missing = f"dvc.lock records no code of the judge {name} ({listed} under the deps of score)"
         raise UserError(f"{missing}: the judge cannot be identified; `.venv/bin/dvc repro` scores again")
-    parts = [code.get("run/task_code.json") or code.get("environments"), own, task_of(parameters)]
+    task_code = code.get(listed) or code.get("run/task_code.json") or code.get("environments")
+    parts = [task_code, own, task_of(parameters)]
     return f"{name}-{digest([*parts, (parameters.get('score') or {}).get(name)])}"
 
 

@@ -42,7 +42,7 @@ def written_as(names: str) -> re.Pattern[str]:
 MADE = {  # what is written under a temporary name, by folder
     ".": written_as(r"start|params\.yaml|params\.yaml\.before|chain\.yaml|dvc\.lock"),
     "ingested": written_as("[a-z][a-z0-9_]*"),
-    "run": written_as(r"scenarios|task_code\.json|receipt\.json|summary\.json|report\.html"),
+    "run": written_as(r"scenarios|code|receipt\.json|summary\.json|report\.html"),
     "run/*": written_as(
         r"(?:successes|judge|base|metrics|drawn|fates)\.json|(?:trajectories|rewards)\.parquet|judgements\.jsonl|"
         "adapter|checkpoint|evaluation|test"

@@ -9,6 +9,7 @@ the object, as `module:attribute`. The core asks for an object by the name that 
 The ports, and what their objects are:
 
     sampler     a Sampler, by policy.kind (steps/sampling/play.py)
+    stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
     launcher    what runs the update's processes, by update.launcher (steps/update.py)
     tracker     begins a Tracker of a run, or None where it is not switched on (flows/training/trackers.py)
 

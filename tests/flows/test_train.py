@@ -310,7 +310,7 @@ def test_a_missing_mailbox_is_a_sentence(fresh: Path, prefect_server: str) -> No
     assert "mails.jsonl" in line
     assert "git checkout" in line
     made = {path.name for path in (fresh / "run").glob("*")}
-    assert made <= {"task_code.json", "timings"}, "what reads no mailbox"
+    assert made <= {"code", "timings"}, "what reads no mailbox"
 
 
 def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_server: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
-STAGES = """mix task_code scenarios initialise start rollout score update evaluate register""".split()
+STAGES = """mix code scenarios initialise start rollout score update evaluate register""".split()
 FLOWS = "train evaluate promote rescore rollback reproduce prune export ui deploy probe doctor audit".split()
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {

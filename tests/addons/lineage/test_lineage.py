@@ -557,11 +557,12 @@ def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
         "deps": [dep | {"path": dep["path"].replace("environments", "run/task_code.json")} for dep in entry["deps"]]
     }
     assert reader.code_judge("rule", listed) == identity, "newer locks have the task's own code"
+    newest = {"deps": [{"path": "run/code/score.json", "md5": "1" * 32}]}
+    assert reader.code_judge("rule", newest) != reader.code_judge("ruler", newest)
+    assert reader.code_judge("rule", newest) != identity
     entry["deps"][1]["md5"] = "0" * 32
     assert reader.code_judge("rule", entry) != identity
-    with pytest.raises(
-        UserError, match=r"no code of the judge rule \(steps/judging/rule\.py under the deps of score\)"
-    ):
+    with pytest.raises(UserError, match=r"no code of the judge rule \(run/code/score\.json under the deps of score\)"):
         reader.code_judge("rule", {"deps": entry["deps"][:1]})
 
 

@@ -1,8 +1,9 @@
-"""Which files of environments/ a task is made of: by name, by what its modules load, and by what DVC makes of an edit."""
+"""Which files a stage runs, and which a task is made of: by name, by what modules load, and by what DVC makes of an edit."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import environments
+from steps.code import EVERY_TASK, Imports, code, files_of, named_by
+from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params import TaskCodeParams
-from steps.task_code import EVERY_TASK, files_of, task_code
+from steps.core.params import CodeParams, Params, Policy, Update
 from tests.conftest import copy_project, environment
 from tests.project.test_dvc import STAGES, closure, module
 
@@ -97,7 +99,7 @@ def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
         files_of(tmp_path, [f"{tmp_path.name}.mine"])
 
 
-@pytest.mark.parametrize("name", [name for name in STAGES if name not in ("embedded_policy", "general_policy")])
+@pytest.mark.parametrize("name", [name for name in STAGES if name not in ("embedded_policy", "general_policy", "code")])
 def test_every_task_has_what_the_stages_import(name: str) -> None:
     of_folder = {file for file in closure(module(STAGES[name])) if file.startswith("environments/")}
     assert of_folder <= {f"environments/{file}" for file in names()}
@@ -125,8 +127,12 @@ def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
 
     def listing() -> dict[str, str]:
-        task_code(Path("environments"), Path("listing.json"), TaskCodeParams(task="multiplication"))
-        return dict(json.loads(Path("listing.json").read_text()))
+        shutil.rmtree("listings", ignore_errors=True)
+        (tmp_path / "steps").mkdir(exist_ok=True)
+        (tmp_path / "steps/rollout.py").write_text("import environments\nenvironments.load('x')\n")
+        params = CodeParams(task="multiplication", policy=Policy(), update=Update())
+        code(tmp_path / "steps", tmp_path / "environments", tmp_path / "addons", Path("listings"), params)
+        return dict(json.loads(Path("listings/rollout.json").read_text()))
 
     first = listing()
     assert "environments/multiplication.py" in first
@@ -157,7 +163,7 @@ def test_only_an_edit_to_what_the_task_is_made_of_makes_its_stages_stale(
 
         def stale() -> bool:
             """Whether the scenarios are stale once the list is made again."""
-            assert repo.reproduce("task_code", single_item=True), "all of environments/ is read"
+            assert repo.reproduce("code", single_item=True), "all code is read"
             return bool(repo.status(["scenarios"]))
 
         assert repo.reproduce("scenarios")
@@ -166,3 +172,29 @@ def test_only_an_edit_to_what_the_task_is_made_of_makes_its_stages_stale(
         assert not stale()
         append("multiplication.py")
         assert stale()
+
+
+def test_an_addons_code_counts_where_params_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "steps/rollout.py": 'from steps.core import ports\nports.bring("sampler", policy.kind, "policy.kind")\n',
+        "addons/far/swarm.py": "import addons.far.bees\n",
+        "addons/far/bees.py": "",
+        "addons/near/other.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    far = ports.AddOn(
+        "far", "It is far.", {"sampler": {"ray": "addons.far.swarm:Swarm", "server": "addons.near.other:O"}}
+    )
+    monkeypatch.setattr(ports, "addons", lambda: (far,))
+
+    def listed(kind: str) -> set[str]:
+        settings = Params.model_validate({"policy": {"kind": kind}})
+        return {
+            path.relative_to(tmp_path).as_posix()
+            for path in Imports(tmp_path, named_by(settings)).closure("steps.rollout")
+        }
+
+    assert listed("vllm") == {"steps/rollout.py"}
+    assert listed("ray") == {"steps/rollout.py", "addons/far/swarm.py", "addons/far/bees.py"}
