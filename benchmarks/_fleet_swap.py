@@ -11,20 +11,21 @@ import os
 import random
 import secrets
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from addons.fleet import vllm_server
+from environments.kit.http_client import NoAnswer, asked
 from steps.core.params import Policy
+from steps.kit.process import end_all, start
+from steps.kit.sockets import listen
 
 START_SECONDS = 300.0
 KEY_ENV = "FLYWHEEL_SWAP_KEY"
@@ -34,7 +35,7 @@ class Server:
     """A real server of vLLM's, on a core of its own; it can be killed and started again at the same address."""
 
     def __init__(self, policy: Policy, folder: Path, key: str, core: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with listen("127.0.0.1", 0) as listener:
             self.port = int(listener.getsockname()[1])
         self.policy, self.folder, self.key, self.core = policy, folder, key, core
         self.process: subprocess.Popen[bytes] | None = None
@@ -51,10 +52,8 @@ class Server:
             kept = self.folder / str(self.port)
             variables = vllm_server.environment(self.policy, "127.0.0.1", self.port, self.key, kept, False)
             words = vllm_server.command(self.policy, "127.0.0.1", self.port, False)
-            with (self.folder / f"{self.port}.log").open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", *words], env=variables, stdout=log, stderr=log, start_new_session=True
-                )
+            log, command = self.folder / f"{self.port}.log", [sys.executable, "-m", *words]
+            self.process = start(command, log=log, env=variables, start_new_session=True)
         finally:
             os.sched_setaffinity(0, own)
 
@@ -62,19 +61,17 @@ class Server:
         """Wait until it answers. RuntimeError with the end of its log where it does not."""
         until = time.monotonic() + START_SECONDS
         while True:
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                return
-            except OSError:
-                if self.process is None or self.process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((self.folder / f"{self.port}.log").read_text()[-3000:]) from None
-                time.sleep(0.2)
+            with contextlib.suppress(NoAnswer):
+                if asked("GET", f"{self.url}/health", seconds=5).status == 200:
+                    return
+            if self.process is None or self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError((self.folder / f"{self.port}.log").read_text()[-3000:])
+            time.sleep(0.2)
 
     def kill(self) -> None:
         """End it with all its processes, at once."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            end_all([self.process.pid], ((signal.SIGKILL, 0.0),), is_group=True)
             self.process.wait()
 
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from addons.production.serving.capture import Capture
 from addons.production.serving.guard import Guard
-from steps.core.web import LIMITED
+from steps.kit.guard import LIMITED
 
 ANSWER = "It is on the shelf."
 

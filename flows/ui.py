@@ -17,20 +17,21 @@ import argparse
 import errno
 import os
 import shlex
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from flows.deployment import cards, databases, mlflow_page, mlflow_server
-from flows.deployment.services import MASK, Services, plain, private
+from flows.deployment.services import MASK, Services, plain
 from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
 from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.files import private_folder
 from steps.core.keys import key, write_private
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit import sockets
 from steps.runner import handover
 
 LOOPBACK = mlflow_server.LOOPBACK
@@ -85,9 +86,9 @@ def check_ports(ports: dict[str, int], host: str = LOOPBACK) -> None:
     """UserError where one of them is in use."""
     for name, port in ports.items():
         try:
-            socket.create_server((host, port)).close()
+            sockets.listen(host, port, sockets.IPV4).close()
         except OSError as problem:
-            if problem.errno in (errno.EADDRNOTAVAIL, None) or isinstance(problem, socket.gaierror):
+            if problem.errno in (errno.EADDRNOTAVAIL, None) or isinstance(problem, sockets.gaierror):
                 raise UserError(f"--host {host} is no address of this machine") from None
             other = f"--{name}-port {port + 1} (with make: {name.upper()}_PORT={port + 1})"
             raise UserError(
@@ -142,8 +143,8 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
     check_ports(chosen, host)
     if only is None:
         cards.check(root, runs)
-    state = private(root / ".flywheel")
-    private(state / "prefect")
+    state = private_folder(root / ".flywheel")
+    private_folder(state / "prefect")
     variables = environment(root, ports["prefect"], ports["mlflow"], host)
     pages = {name: f"http://{host}:{port}" for name, port in chosen.items()}
     with Services(state, variables) as services:

@@ -29,9 +29,11 @@ EVERY_TASK = (
     "kit/__init__.py",
     "kit/http_client.py",
 )  # with what they import, this is what the stages import of the folder
-# Arguments in and bytes out; errors, lines and progress that a person sees, masked; and how a file is put in place.
+# Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
+# processes of this machine are started, ended, and kept from each other.
 SHOWN = "cores errors files masking progress readable secret_forms terminal"
 NOT_IN_OUTPUTS = {"steps/runner", "addons/fleet/ray_train.py", *(f"steps/core/{name}.py" for name in SHOWN.split())}
+NOT_IN_OUTPUTS |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
 
 
 def code(steps: Input, environments: Input, addons: Input, listings: Output, params: CodeParams) -> None:

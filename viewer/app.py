@@ -12,7 +12,6 @@ flows is in Prefect.
 from __future__ import annotations
 
 import argparse
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError, explain
 from steps.core.terminal import served
-from steps.core.web import LIMITED
+from steps.kit.guard import LIMITED
+from steps.kit.sockets import listen
 from viewer.key import SignedIn, key_of
 from viewer.pages import PAGES, Pages
 from viewer.runs import Runs, project
@@ -79,7 +79,7 @@ def serve(run: Path, port: int) -> None:
     import uvicorn
 
     try:
-        listening = socket.create_server(("127.0.0.1", port))
+        listening = listen("127.0.0.1", port)
     except (OSError, OverflowError):
         raise UserError(f"port {port} on 127.0.0.1 is in use or not allowed: choose another with --port") from None
     with listening:

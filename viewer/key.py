@@ -2,12 +2,11 @@
 
 The first page that is opened with `?key=…`, or the form that other pages show, sets a cookie; commands send
 `Authorization: Bearer`. Other users of this machine, who reach the port as well, see nothing; and neither a name that points
-here (DNS rebinding) nor a page of another site is answered (steps/core/web.py).
+here (DNS rebinding) nor a page of another site is answered (steps/kit/guard.py).
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -19,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from steps.core.keys import key
-from steps.core.web import host_name, is_foreign
+from steps.kit.guard import Call, Middleware, bearer, caller_fault, read, same
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 FILE = Path(".flywheel/viewer.key")
 HOSTS = ("127.0.0.1", "localhost")
@@ -44,25 +43,22 @@ def key_of(root: Path) -> str:
         return secrets.token_urlsafe(24)
 
 
-class SignedIn:
-    """ASGI middleware that lets in whoever has the key. /health and the style sheets are for everybody."""
+class SignedIn(Middleware):
+    """Lets in whoever has the key. /health and the style sheets are for everybody."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.key = app, key
+        super().__init__(app)
+        self.key = key
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        answer = await self.refusal(Request(scope, receive))
-        return await (self.app if answer is None else answer)(scope, receive, send)
-
-    async def refusal(self, request: Request) -> Response | None:
+    async def answer(self, call: Call) -> Response | None:
         """What is answered in place of the page, if anything is."""
-        path, hosts = request.scope["path"], request.headers.getlist("host")
-        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
-            return PlainTextResponse(f"these pages answer only to the hosts {', '.join(HOSTS)}", 421)
-        if is_foreign(request.headers.getlist("origin"), hosts):
-            return PlainTextResponse("pages of other sites are not answered", 403)
+        if call.scope["type"] != "http":
+            return None
+        request, path = Request(call.scope, call.receive), call.scope["path"]
+        if (status := caller_fault(request.headers, HOSTS)) == 421:
+            return PlainTextResponse(f"these pages answer only to the hosts {', '.join(HOSTS)}", status)
+        if status:
+            return PlainTextResponse("pages of other sites are not answered", status)
         if path == "/health" and request.method in ("GET", "HEAD"):
             return PlainTextResponse("ok")
         if path == "/sign-in":
@@ -76,11 +72,9 @@ class SignedIn:
         return None if self.has_key(request.headers) else refused()
 
     async def sign_in(self, request: Request) -> Response:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST:
-                return refused(413)
+        body, is_whole, _ = await read(request.receive, LONGEST)
+        if not is_whole:
+            return refused(413)
         given = dict(parse_qsl(body.decode("latin-1"))).get("key", "")
         return self.welcome("/") if request.method == "POST" and self.is_right(given.strip()) else refused()
 
@@ -91,17 +85,14 @@ class SignedIn:
         return answer
 
     def has_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             cookie = None
-        return (scheme.lower() == "bearer" and self.is_right(token.strip())) or (
-            cookie is not None and self.is_right(cookie.value)
-        )
+        return self.is_right(bearer(headers)) or (cookie is not None and self.is_right(cookie.value))
 
     def is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.key.encode())
+        return same(given, self.key)
 
 
 def refused(status: int = 401) -> Response:

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.core.files import alone
 from steps.core.yaml_text import read_mapping
+from steps.kit.lock import alone
 from steps.project.git import git_bytes
 from viewer.index import Index, stamp
 

@@ -33,7 +33,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -123,7 +122,7 @@ class Client:
     """One client; its episodes, and its tasks of asyncio."""
 
     def __init__(self, options: argparse.Namespace, key: str) -> None:
-        self.options, self.name = options, options.name or f"{socket.gethostname()}-{os.getpid()}"
+        self.options, self.name = options, options.name or f"{os.uname().nodename}-{os.getpid()}"
         self.connection = Connection(options.server, key, options.forever)
         self.id = f"{os.getpid()}-{secrets.token_hex(6)}"
         self.heartbeat_seconds = 10.0

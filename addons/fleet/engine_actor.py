@@ -7,7 +7,6 @@ raise: {"error": …, "code": 2} is a sentence for the user, and code 1 a traceb
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from addons.fleet.parcels import Parcel, store
 from addons.fleet.sameness import difference, facts
 from steps.core import progress
 from steps.core.errors import UserError, explain
+from steps.kit.lock import opened, take
 from steps.policy.machine import cores
 
 STEPS = 8  # of the engine, at most, before requests that came meanwhile are taken
@@ -177,14 +177,12 @@ def take_cores(threads: int) -> None:
     taken = list[int]()
     for core in cores():
         if len(taken) < threads:
-            lock = (folder / str(core)).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # another engine's
-                lock.close()
-            else:
+            lock = opened(folder / str(core))
+            if take(lock):  # else it is another engine's
                 _locks.append(lock)
                 taken.append(core)
+            else:
+                os.close(lock)
     if len(taken) < threads:
         if len(cores()) < threads:
             raise UserError(f"policy.threads is {threads}, and a node of the Ray cluster has {len(cores())} cores")

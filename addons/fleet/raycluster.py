@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.files import write_text
 from steps.core.progress import say
+from steps.kit.sockets import check_server
 from steps.policy.machine import cores
 
 CODE = ("steps", "environments", "addons")  # packages that every node gets
@@ -127,7 +127,7 @@ def check_port(cluster: str) -> None:
         return
     where = cluster if cluster != "auto" else f"auto, which is {address_of(cluster)}"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        check_server(host.strip("[]"), int(port), PATIENCE)
     except OSError as problem:
         raise UserError(
             f"policy.cluster: nothing answers at {where} ({problem.strerror or problem}). `make ray` starts a cluster on "

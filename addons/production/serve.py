@@ -21,7 +21,6 @@ import contextlib
 import os
 import re
 import secrets
-import socket
 import sys
 import time
 from pathlib import Path
@@ -39,6 +38,7 @@ from steps.core.errors import UserError, masked
 from steps.core.keys import key
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit.sockets import listen
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
 from steps.policy.served import HOST, PORT
@@ -223,7 +223,7 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
     state = os.fspath((root / STATE).resolve())
     server = Server(checked_host(host), port, settings.model, *served_keys, stored, state)
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        listen(host, port).close()
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
     scores = (

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.params import Params
+from steps.kit import process
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
 from steps.tracking.system_metrics import Sample
@@ -109,15 +110,13 @@ class WandbTracker:
         from steps.tracking.tracker import flat
 
         self.state.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self.command, str(self.root), str(self.state)],
-                cwd=Path(__file__).parent.parent.parent,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C does not reach it: it ends properly when its input ends
-            )
+        self.process = process.start(
+            [*self.command, str(self.root), str(self.state)],
+            log=self.log,
+            cwd=Path(__file__).parent.parent.parent,
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C does not reach it: it ends properly when its input ends
+        )
         assert self.process.stdin is not None
         self.input = self.process.stdin.fileno()
         os.set_blocking(self.input, False)

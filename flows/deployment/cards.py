@@ -8,7 +8,6 @@ nothing of this happens. Runs started by hand (`make train`) take no part.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.kit.lock import opened, take
 from steps.project import store
 
 LOCKS = Path(".flywheel/cards")
@@ -93,10 +93,9 @@ def taken(folder: Path, cards: list[str], count: int, held: contextlib.ExitStack
     with contextlib.ExitStack() as locks:
         own: list[str] = []
         for card in cards:
-            lock = os.open(folder / f"{card.replace('/', '-')}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = opened(folder / f"{card.replace('/', '-')}.lock")
             locks.callback(os.close, lock)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if take(lock):
                 own.append(card)
             if len(own) == count:
                 held.push(locks.pop_all())

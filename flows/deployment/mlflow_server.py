@@ -21,20 +21,25 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
 
 from flows.deployment import databases, mlflow_writes, people
-from flows.deployment.mlflow_page import Send, with_first_visit
-from flows.deployment.services import MASK, private
+from flows.deployment.mlflow_page import with_first_visit
+from flows.deployment.services import MASK
 from steps.core.errors import UserError
+from steps.core.files import private_folder
 from steps.core.keys import key
 from steps.core.terminal import served
-from steps.core.web import LIMITED, is_foreign
+from steps.kit.guard import LIMITED, Call, Middleware, is_foreign, read
 from steps.project import store
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Scope
 
 KEY = Path(".flywheel/mlflow.key")
 LOOPBACK = "127.0.0.1"
@@ -43,36 +48,31 @@ ASSISTANT = re.compile(r"/mlflow/assistant(/|$)")
 ASK = f"MLflow asks for a key. User name: {USER}; password: the text in {KEY}."
 ASK += " For commands, `. .flywheel/ui.env` sets both (after `make mlflow`: `. .flywheel/mlflow.env`)."
 OWNERS = f"This is for the owner of MLflow's server, who has the key in {KEY}."
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Guard:
-    """An ASGI application around another one, which gets only the requests that bring a key and may be answered."""
+class Guard(Middleware):
+    """MLflow's application behind it gets only the requests that bring a key and may be answered."""
 
-    def __init__(self, application: Application, password: str, root: Path | None = None) -> None:
-        self.application, self.password, self.root = application, password.encode(), root
+    def __init__(self, app: ASGIApp, password: str, root: Path | None = None) -> None:
+        super().__init__(app)
+        self.password, self.root = password.encode(), root
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
         if scope["type"] != "http":
-            return  # the server is started without websockets
+            return PlainTextResponse("", 403)  # the server is started without websockets
         refusal, person = self.refusal(scope)
         if person and refusal is None and mlflow_writes.is_looked_at(scope["method"], scope["path"]):
-            body = await whole(receive)
-            receive = replayed(body)
+            body, _, call.receive = await read(call.receive, mlflow_writes.LONGEST)
             if fault := mlflow_writes.fault(scope["path"], body, person.is_promoter):
                 refusal = 403, f"Refused: {fault}"
         if refusal is None:
-            opens = (scope["method"], scope["path"]) == ("GET", "/")
-            await self.application(scope, receive, with_first_visit(send) if opens else send)
-            return
+            if (scope["method"], scope["path"]) == ("GET", "/"):
+                call.send = with_first_visit(call.send)
+            return None
         code, text = refusal
-        headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        if code == 401:
-            headers.append((b"www-authenticate", f'Basic realm="MLflow, user {USER}, password in {KEY}"'.encode()))
-        await send({"type": "http.response.start", "status": code, "headers": headers})
-        await send({"type": "http.response.body", "body": f"{text}\n".encode()})
+        asks = {"www-authenticate": f'Basic realm="MLflow, user {USER}, password in {KEY}"'} if code == 401 else None
+        return PlainTextResponse(f"{text}\n", code, asks)
 
     def refusal(self, scope: Scope) -> tuple[tuple[int, str] | None, people.Person | None]:
         """(the status and the sentence with which a request is refused, if it is; whose it is, unless it is the owner's)."""
@@ -113,26 +113,6 @@ def credentials(authorization: str) -> tuple[str, bytes]:
     return (user.decode(errors="replace"), password) if colon and scheme.lower() == "basic" else ("", b"")
 
 
-async def whole(receive: Receive) -> bytes:
-    """The body of a request, or as much of it as is more than mlflow_writes.LONGEST."""
-    body = b""
-    while len(body) <= mlflow_writes.LONGEST:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
-    return body
-
-
-def replayed(body: bytes) -> Receive:
-    """Gives the application a body that was read before."""
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
-
-
 def settings(state: Path, host: str = LOOPBACK) -> dict[str, str]:
     """MLflow's settings, as its own command passes them to the server. UserError where they contradict each other."""
     root = os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (state / "mlartifacts").as_uri()
@@ -157,8 +137,8 @@ def settings(state: Path, host: str = LOOPBACK) -> dict[str, str]:
 def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
     """Serve until Ctrl-C."""
     os.umask(MASK)
-    state = private(root / ".flywheel")
-    private(state / "mlartifacts")
+    state = private_folder(root / ".flywheel")
+    private_folder(state / "mlartifacts")
     os.environ.update(settings(state, host))  # MLflow reads some of them when it is imported
     uri = os.environ["_MLFLOW_SERVER_FILE_STORE"]
     if uri.startswith("sqlite:") and not (state / "mlflow.db").exists():

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from steps.core.errors import UserError
-from steps.core.files import alone
 from steps.core.keys import write_private
 from steps.core.terminal import exit_code
+from steps.kit.lock import alone
 
 FILE = Path(".flywheel/mlflow.people")
 DIGEST = re.compile("[0-9a-f]{64}")

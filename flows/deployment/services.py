@@ -6,7 +6,6 @@ keys. Only the owner can read what they write, and a server gets none of the sec
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,9 @@ from pathlib import Path
 
 from environments.kit import http_client
 from steps.core.errors import UserError, masked
+from steps.core.files import private_folder
 from steps.core.progress import say
+from steps.kit.process import start
 
 PATIENCE = 3600.0  # seconds for a server to answer: vLLM loads a large model for minutes, on a busy machine for many
 SHOWN = 30.0  # seconds between two lines that say what it does meanwhile
@@ -29,15 +30,13 @@ class Services:
     """Processes that run until `with` ends, each in a process group of its own. Logs are written to `folder`."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder, self.environment = private(folder), environment
+        self.folder, self.environment = private_folder(folder), environment
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.guardian: subprocess.Popen[bytes]
 
     def __enter__(self) -> Services:
         command, root = [sys.executable, "-m", "flows.deployment.guardian"], Path(__file__).parent.parent.parent
-        self.guardian = subprocess.Popen(
-            command, cwd=root, env={}, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        self.guardian = start(command, cwd=root, env={}, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,16 +51,9 @@ class Services:
         """Start `python -m <words>` as the service `name`, whose output goes to <name>.log."""
         assert self.guardian.stdin is not None
         command, variables = [sys.executable, "-m", *words], self.environment if environment is None else environment
-        with open(self.folder / f"{name}.log", "ab", opener=owners) as log:
-            self.running[name] = subprocess.Popen(
-                command,
-                env=variables,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                umask=MASK,
-            )
+        log = self.folder / f"{name}.log"
+        log.touch(0o600)
+        self.running[name] = start(command, log=log, env=variables, start_new_session=True, umask=MASK)
         self.guardian.stdin.write(f"{self.running[name].pid}\n".encode())
 
     def call(self, *words: str) -> None:
@@ -119,15 +111,3 @@ def plain(environment: Mapping[str, str], *prefixes: str) -> dict[str, str]:
         for name, value in environment.items()
         if name in PLAIN or name.startswith((*PLAIN_PREFIXES, *prefixes))
     }
-
-
-def private(folder: Path) -> Path:
-    """A folder that its owner alone can enter, whatever is in it; made if there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
-
-
-def owners(path: str, flags: int) -> int:
-    """Opens a file that its owner alone can read, if it is a new one."""
-    return os.open(path, flags, 0o600)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
-from flows.diagnosis.locks import MEND, holder
+from flows.diagnosis.locks import MEND
 from flows.repro import folder_lock
 from steps.core.yaml_text import read_mapping
+from steps.kit.lock import holder
 from steps.project.git import git
 from steps.project.lock import file_md5, folder_md5, read_lock
 

@@ -7,12 +7,10 @@ A number in a lock says little by itself: its process may have ended, and anothe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -23,6 +21,8 @@ from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, parts
 from flows.diagnosis.processes import Process, is_within, processes, read, why_gone
 from flows.repro import folder_lock
 from steps.core.files import write_text
+from steps.kit import sockets
+from steps.kit.lock import holder
 from steps.runner import handover
 
 MEND = ".venv/bin/python -m flows.doctor --mend"
@@ -55,24 +55,6 @@ MADE = {  # what is written under a temporary name, by folder
 # --- Locks
 
 
-def holder(path: Path) -> int | None:
-    """The process that holds the kernel's lock on a file; None where nobody does."""
-    inode = path.stat().st_ino
-    table = Path("/proc/locks")
-    if table.is_file():
-        for line in table.read_text().splitlines():
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-                return int(fields[4])
-        return None
-    with path.open("r") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-    return None
-
-
 def locks(where: Place) -> list[Finding]:
     """The folder's lock, DVC's locks, and those of warm workers."""
     findings = [*command_lock(where.root), *dvc_locks(where.root), *worker_locks(where.root)]
@@ -86,7 +68,7 @@ def command_lock(root: Path) -> list[Finding]:
     written = path.read_text(errors="replace").strip()
     with contextlib.suppress(ValueError):
         owner = json.loads(written)
-        if isinstance(owner, dict) and owner.get("host", socket.gethostname()) != socket.gethostname():
+        if isinstance(owner, dict) and owner.get("host", os.uname().nodename) != os.uname().nodename:
             where = f"of `{owner.get('command')}` on {owner['host']}"
             text = f"{folder_lock.LOCK} is {where}: only there its process can be seen"
             return [Finding("locks", WARN, text)]
@@ -172,10 +154,10 @@ def worker_locks(root: Path) -> list[Finding]:
     findings = []
     for lock in own_worker_locks(root):
         path = lock.with_suffix(".sock")
-        connection = handover.dial(path)
+        connection = sockets.dial(path)
         if connection is not None:
             with connection:
-                pid = handover.peer(connection)[0]
+                pid = sockets.peer(connection)[0]
             text = f"process {pid} is the warm worker of this project; it ends by itself when it has had nothing to do"
             findings.append(Finding("locks", OK, text))
         elif holder(lock) is None:
@@ -221,7 +203,7 @@ def kind(process: Process, root: Path) -> str:
         return "a process of an engine or a trainer"
     if "steps.runner.worker" in process.words:
         socket_path = Path(next((word for word in process.words if word.endswith(".sock")), "/nowhere"))
-        connection = handover.dial(socket_path)
+        connection = sockets.dial(socket_path)
         if connection is None:
             return "a warm worker that nobody can reach"
         connection.close()

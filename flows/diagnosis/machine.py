@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
 from flows.diagnosis.processes import is_within, listeners, read
 from steps.core.errors import UserError
+from steps.kit.sockets import listen
 
 GIB = 2**30
 MEMORY_GB, SHARED_GB = 2.0, 1.0  # with less, the small policies' engine or vLLM's processes run short
@@ -114,7 +114,7 @@ def versions(where: Place) -> list[Finding]:
 
 def is_free(port: int) -> bool:
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        listen("127.0.0.1", port).close()
         return True
     except OSError:
         return False

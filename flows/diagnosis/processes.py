@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from steps.runner.handover import alive
+from steps.kit.process import alive
 
 SLACK = 2.0  # seconds by which a start time, which counts from a rounded boot time, may be off
 

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import sqlite3
 import urllib.parse
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from environments.kit import http_client
 from flows.deployment import databases
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place
 from flows.diagnosis.hashes import settings
+from steps.kit.sockets import check_server
 from steps.project import ledger, revisions, store
 from steps.project.store import hidden
 
@@ -216,7 +216,7 @@ def reached(title: str, url: str, port: int, variable: str) -> Finding:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "localhost", parts.port or port
     try:
-        socket.create_connection((host, port), timeout=SECONDS).close()
+        check_server(host, port, SECONDS)
     except OSError as problem:
         text = f"{title} {hidden(url)}, which {variable} names, does not answer ({reason_of(problem)})"
         return Finding("servers", BAD, text, f"unset {variable}")
@@ -284,7 +284,7 @@ def of_remote(root: Path, name: str, url: str, endpoint: str) -> Finding:
             ".venv/bin/dvc status -c",
         )
     try:
-        socket.create_connection((host, port), timeout=SECONDS).close()
+        check_server(host, port, SECONDS)
     except OSError as problem:
         text = f"the remote {name} ({hidden(url)}) cannot be reached: {host}:{port}: {reason_of(problem)}"
         return Finding("remotes", BAD, text, f".venv/bin/dvc remote modify {name} url ADDRESS")

@@ -7,16 +7,15 @@ that only read do not take it. A git worktree has a lock of its own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from steps.core.errors import UserError
+from steps.kit.lock import take
 
 LOCK = Path(".flywheel/command.lock")
 
@@ -27,14 +26,12 @@ def held(folder: Path, command: str) -> Iterator[None]:
     path = folder / LOCK
     path.parent.mkdir(exist_ok=True)
     with path.open("a+") as file:  # closed when a process starts another program, so no child keeps the lock
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take(file):
             file.seek(0)
-            raise UserError(refusal(folder, file.read())) from None
+            raise UserError(refusal(folder, file.read()))
         since = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
         file.truncate(0)
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": since}, file)
+        json.dump({"pid": os.getpid(), "host": os.uname().nodename, "command": command, "since": since}, file)
         file.flush()
         try:
             yield
@@ -47,7 +44,7 @@ def refusal(folder: Path, written: str) -> str:
     holder, stop = "another command", "stop it"
     with contextlib.suppress(ValueError, KeyError):
         owner = json.loads(written)
-        there = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
+        there = "" if owner["host"] == os.uname().nodename else f" on {owner['host']}"
         holder = f"`{owner['command']}` (process {owner['pid']}{there}, since {owner['since']})"
         stop = f"stop it with `kill {owner['pid']}`{there}"
     return (

@@ -14,20 +14,23 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from steps.kit.process import end, start
+
 KEPT = 20_000  # bytes of what the command wrote last
+# Ctrl-C on a terminal reaches the command as well, so it first has a moment to end by itself.
 ENDING = ((None, 1.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))  # signals, and the seconds each of them gets
 
 
 def run_process(words: Sequence[str], **options: Any) -> tuple[int, str]:
     """(exit code as subprocess gives it, the error that the command printed or nothing). `options` are those of Popen."""
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, **options)
+    process = start(words, stderr=subprocess.PIPE, **options)
     assert process.stderr is not None
     try:
         with process.stderr as pipe:
             written = passed_on(pipe.fileno(), process)
         code = process.wait()
     except BaseException:
-        end(process)
+        end(process, ENDING)
         raise
     return code, printed_error(written.decode(errors="replace")) if code else ""
 
@@ -47,16 +50,6 @@ def passed_on(pipe: int, process: subprocess.Popen[bytes]) -> bytes:
                 os.write(2, chunk)
         elif process.poll() is not None:
             return last
-
-
-def end(process: subprocess.Popen[bytes], steps: Sequence[tuple[int | None, float]] = ENDING) -> None:
-    """End a process. Ctrl-C on a terminal reaches it as well, so it first has a moment to end by itself."""
-    for number, seconds in steps:
-        if number is not None and process.poll() is None:
-            process.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
 
 
 def printed_error(text: str) -> str:

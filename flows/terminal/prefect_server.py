@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import time
 from typing import Any
 
 from steps.core.imports import uncollected
+from steps.kit.process import start
 
 LOOK = 1.0  # seconds
 
@@ -66,7 +66,7 @@ def use() -> None:
             variables |= get_current_settings().to_environment_variables(exclude_unset=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
             try:
-                return subprocess.Popen([sys.executable, *words], env=os.environ | variables)
+                return start([sys.executable, *words], env=os.environ | variables)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 from _thread import get_native_id  # `threading` imports more than a stage's client needs
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +79,3 @@ def exchange(first: Path, second: Path) -> bool:
     return renameat2 is not None and not renameat2(
         at_folder, os.fsencode(first), at_folder, os.fsencode(second), exchanging
     )
-
-
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Inside, no other process or thread holds the same lock, which is the kernel's on this file and ends with its holder.
-    What is read, changed and written again belongs inside, all three."""
-    with open(path, "ab", opener=owners) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

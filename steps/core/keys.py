@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 
 from steps.core.errors import UserError
-from steps.core.files import alone, write_text
+from steps.core.files import write_text
+from steps.kit.lock import alone
 
 
 def key(path: Path, user: str = "flywheel:") -> str:

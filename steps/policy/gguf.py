@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
-from steps.core.files import alone
 from steps.core.progress import progress, say
+from steps.kit.lock import alone
+from steps.kit.process import AT_ONCE, end, start
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -128,14 +128,14 @@ def _watched(command: list[str], folder: Path, note: str) -> tuple[int, str]:
     keeps the file in its TMPDIR until it has all of it."""
     log = folder / "pip.log"
     variables = os.environ | {"TMPDIR": os.fspath(folder.resolve())}
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, env=variables) as process:
-        try:
-            while process.poll() is None:
-                time.sleep(0.2)
-                if size := re.search(r"\(([\d.]+) MB\)", log.read_text()):
-                    come = sum(path.stat().st_size for path in folder.rglob("*.whl"))
-                    progress(min(int(come / 1e6), int(float(size[1]))), int(float(size[1])), note)
-        except BaseException:
-            process.kill()
-            raise
+    process = start(command, log=log, env=variables)
+    try:
+        while process.poll() is None:
+            time.sleep(0.2)
+            if size := re.search(r"\(([\d.]+) MB\)", log.read_text()):
+                come = sum(path.stat().st_size for path in folder.rglob("*.whl"))
+                progress(min(int(come / 1e6), int(float(size[1]))), int(float(size[1])), note)
+    except BaseException:
+        end(process, AT_ONCE)
+        raise
     return process.returncode, log.read_text()

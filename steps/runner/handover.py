@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import select
 import signal
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.kit import sockets
+from steps.kit.lock import opened, take
+from steps.kit.process import end_all, start
 from steps.runner import death
 
 if TYPE_CHECKING:
+    import socket
     import subprocess  # at run time only when a worker is started
 
 START_SECONDS = 120
@@ -52,6 +53,7 @@ LANE = (
 )
 CORES = "FLYWHEEL_CORES"  # the processor cores that such a worker uses, by their numbers; all where it is not set
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
+ENDING = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0))  # signals, and the seconds that a worker gets for each
 RETIRE = {"retire": True}  # the request to end after what was asked before
 
 
@@ -133,27 +135,13 @@ def _root_hash(root: Path) -> str:
     return hashlib.blake2b(os.fsencode(root.resolve()), digest_size=6).hexdigest()
 
 
-def dial(path: Path) -> socket.socket | None:
-    """A connection to the worker that listens at `path`, or None."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(str(path))
-        return connection
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-
-
 def take_lock(path: Path) -> int | None:
     """Descriptor of the lock that belongs to a socket, or None while another process has it. A worker keeps its lock."""
-    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.with_suffix(".lock").stat().st_ino == os.fstat(lock).st_ino:  # else its holder has just removed it
+    lock = opened(path.with_suffix(".lock"))
+    with contextlib.suppress(FileNotFoundError):
+        if take(lock) and path.with_suffix(".lock").stat().st_ino == os.fstat(lock).st_ino:
             return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(lock)
+    os.close(lock)  # another process has it, or has just removed the file
     return None
 
 
@@ -171,7 +159,7 @@ def _connect(more: Mapping[str, str]) -> socket.socket:
     kills = death.oom_kills()
     try:
         while time.monotonic() < deadline:
-            if connection := dial(path):
+            if connection := sockets.dial(path):
                 return connection
             if (lock := take_lock(path)) is not None:
                 process = process or _start(path, lock, more)
@@ -193,7 +181,7 @@ def start_ahead(module: str) -> None:
     """Start the usual worker before there is a stage to run, unless it is there: it imports `module` while this process does
     something else, and the first stage waits for that instead of importing the same."""
     path = socket_path()
-    if connection := dial(path):
+    if connection := sockets.dial(path):
         connection.close()
     elif (lock := take_lock(path)) is not None:
         _start(path, lock, NONE, module)
@@ -202,22 +190,11 @@ def start_ahead(module: str) -> None:
 
 def _start(path: Path, lock: int, more: Mapping[str, str], *modules: str) -> subprocess.Popen:
     """Start a worker that goes on when this process and its terminal end. It imports `modules` before it listens."""
-    from subprocess import DEVNULL, Popen
-
     LOG.parent.mkdir(exist_ok=True)
     if LOG.exists() and LOG.stat().st_size > 1_000_000:
         LOG.replace(LOG.with_suffix(".log.1"))
     command = [sys.executable, "-m", "steps.runner.worker", str(path), str(lock), *modules]
-    with LOG.open("ab") as log:
-        process = Popen(
-            command,
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[lock],
-            env=environment(more),
-            start_new_session=True,
-        )
+    process = start(command, log=LOG, pass_fds=[lock], env=environment(more), start_new_session=True)
     own.started[process.pid] = process
     return process
 
@@ -245,7 +222,7 @@ def hand_over(
     request = dict(zip(REQUEST, (module, function, arguments, idle, environment(more), mask), strict=True))
     for _ in range(5):
         with _connect(more) as connection:
-            worker, kills = peer(connection)[0], death.oom_kills()
+            worker, kills = sockets.peer(connection)[0], death.oom_kills()
             answer = _converse(connection, json.dumps(request).encode() + b"\n", show)
             own.busy.discard(worker)
         if answer is None:
@@ -282,7 +259,7 @@ def _converse(connection: socket.socket, request: bytes, show: Callable[[dict], 
         raise
     except BaseException:  # Ctrl-C, or what Prefect makes of a SIGTERM
         if answer is not None:  # the worker ends itself; wait up to 3 s for it to clean up
-            connection.shutdown(socket.SHUT_WR)
+            connection.shutdown(sockets.SHUT_WR)
             connection.settimeout(3)
             with contextlib.suppress(OSError):
                 while connection.recv(65536):
@@ -303,7 +280,7 @@ def _lines(connection: socket.socket, show: Callable[[dict], None]) -> Iterator[
     unfinished, held = b"", None
     while True:
         while not select.select([connection], [], [], QUIET_SECONDS)[0]:
-            if (stopped := death.stopped(peer(connection)[0])) not in (None, held):
+            if (stopped := death.stopped(sockets.peer(connection)[0])) not in (None, held):
                 show({"say": f"waiting: a signal has stopped process {stopped}; `kill -CONT {stopped}` lets it go on"})
             held = stopped
         if not (data := connection.recv(65536)):
@@ -312,33 +289,14 @@ def _lines(connection: socket.socket, show: Callable[[dict], None]) -> Iterator[
         yield from map(json.loads, lines)
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end, from the kernel."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs. One that has ended and that its parent has not collected yet does not."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:  # it ended just now, or this system has no /proc
-        return not Path("/proc/self").exists()
-    except OSError:
-        return True
-
-
 def worker_pids(root: Path) -> dict[Path, int]:
     """Socket -> process id of every worker of this project folder that answers. Removes the sockets of dead workers."""
     pids = {}
     for lock in sorted(socket_folder().glob(f"{_root_hash(root)}-*.lock")):
         path = lock.with_suffix(".sock")
-        if connection := dial(path):
+        if connection := sockets.dial(path):
             with connection:
-                pids[path] = peer(connection)[0]
+                pids[path] = sockets.peer(connection)[0]
         else:
             tidy(path, take_lock(path))
     return pids
@@ -347,14 +305,14 @@ def worker_pids(root: Path) -> dict[Path, int]:
 def stop_workers(root: Path) -> int:
     """End every worker of this project folder at once, even during a stage, and return how many there were."""
     pids = list(worker_pids(root).values())
-    _end(pids)
+    end_all(pids, ENDING)
     worker_pids(root)  # removes the sockets of those that were killed
     return len(pids)
 
 
 def end_lane(root: Path, lane: str) -> None:
     """End this project folder's workers of a lane at once, even during a stage."""
-    _end([pid for path, pid in worker_pids(root).items() if lane_of(path) == lane])
+    end_all([pid for path, pid in worker_pids(root).items() if lane_of(path) == lane], ENDING)
     worker_pids(root)
 
 
@@ -367,31 +325,20 @@ def end_own_workers(patience: float = 2.0) -> None:
     listening = {pid: path for path, pid in worker_pids(Path.cwd()).items() if pid in ours}
     importing = [pid for pid, process in own.started.items() if pid not in listening and process.poll() is None]
     ready = [pid for pid, path in listening.items() if pid in own.busy or _retired(path, pid, patience)]
-    _end([*importing, *ready])
+    end_all([*importing, *ready], ENDING)
     worker_pids(Path.cwd())  # removes the sockets of those that were killed
 
 
 def _retired(path: Path, pid: int, patience: float) -> bool:
     """Ask a worker to end; whether it has taken that up within so many seconds."""
-    if (connection := dial(path)) is None:
+    if (connection := sockets.dial(path)) is None:
         return True
     with connection, contextlib.suppress(ConnectionError):
-        if peer(connection)[0] != pid:
+        if sockets.peer(connection)[0] != pid:
             return True
         connection.sendall(json.dumps(RETIRE).encode() + b"\n")
         return bool(select.select([connection], [], [], patience)[0])
     return True
-
-
-def _end(pids: list[int]) -> None:
-    """End processes, by SIGKILL where SIGTERM does not do it."""
-    for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
-        for pid in filter(alive, pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + patience
-        while any(map(alive, pids)) and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 if __name__ == "__main__":

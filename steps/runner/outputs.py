@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from steps.core import errors, files
-from steps.runner import handover
+from steps.kit.process import alive
 
 
 class Outputs:
@@ -32,7 +32,7 @@ class Outputs:
             final.parent.mkdir(parents=True, exist_ok=True)
             for path in final.parent.iterdir():
                 leftover = re.fullmatch(rf"\.(?:tmp|old)-(\d+)\.{re.escape(final.name)}", path.name)
-                if leftover and ((pid := int(leftover[1])) == os.getpid() or not handover.alive(pid)):
+                if leftover and ((pid := int(leftover[1])) == os.getpid() or not alive(pid)):
                     _remove_or_restore(path, final)
         return self
 

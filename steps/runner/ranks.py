@@ -26,13 +26,17 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE, Popen
-from typing import IO, Any
+from subprocess import PIPE
+from typing import IO, TYPE_CHECKING, Any
 
 from steps.core import errors, progress
 from steps.core.cores import allowed_cores
+from steps.kit.process import start
 from steps.runner import death, stage
 from steps.runner.handover import WorkerError
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 GRACE = 1.0  # seconds in which a process that died shows itself, where another one fails because of it
 
@@ -53,7 +57,7 @@ class Ranks:
         ours = {name: str(number) for name, number in numbers.items()} | {"FLYWHEEL_STORE": str(self.folder / "store")}
         command = [sys.executable, "-m", "steps.runner.ranks"]
         variables = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | ours  # else accelerate sets threads of its own
-        return Popen(command, stdin=PIPE, stdout=PIPE, env=variables, start_new_session=True, bufsize=0)
+        return start(command, stdin=PIPE, stdout=PIPE, env=variables, start_new_session=True, bufsize=0)
 
     def end(self) -> None:
         """End all of them. They hold nothing that is not also in files."""

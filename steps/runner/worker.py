@@ -18,17 +18,21 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steps.core import errors, progress
 from steps.core.cores import allowed_cores
+from steps.kit import sockets
 from steps.runner import handover, stage
+
+if TYPE_CHECKING:
+    import socket
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -41,12 +45,8 @@ class Worker:
         self.path, self.lock, self.idle = path, lock, 120.0
         self.connection: socket.socket | None = None
         self.run: stage.StageRun | None = None  # while a stage runs
-        mask = os.umask(0o077)
         path.unlink(missing_ok=True)  # a dead worker left it: this process holds the lock
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(path))
-        self.listener.listen(128)
-        os.umask(mask)
+        self.listener = sockets.listen_at(path)
         # A forked child must get no signal while it still shares the pipe: it would write to it, and this process would end.
         os.register_at_fork(
             before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ENDING),
@@ -131,7 +131,7 @@ class Worker:
 
     def _request(self, connection: socket.socket) -> dict | None:
         """The client's request; None if the client went away while it waited, or only asked for the worker's process id."""
-        if handover.peer(connection)[1] != os.getuid():
+        if sockets.peer(connection)[1] != os.getuid():
             return None
         connection.settimeout(10)
         line = b""
@@ -170,7 +170,7 @@ class Worker:
         finished.set()
         send(answer)
         with contextlib.suppress(OSError):  # gone already
-            connection.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(sockets.SHUT_RDWR)
         watch.join()
         if "stale" in answer:
             return "the stage needs a process of its own"
@@ -251,7 +251,7 @@ def main(words: list[str]) -> int:
         import_ahead(module)
     worker = Worker(path, lock)
     for other in handover.worker_pids(Path.cwd()):
-        if other != path and handover.lane_of(other) == handover.lane_of(path) and (connection := handover.dial(other)):
+        if other != path and handover.lane_of(other) == handover.lane_of(path) and (connection := sockets.dial(other)):
             with connection:
                 connection.sendall(json.dumps(handover.RETIRE).encode() + b"\n")
     worker.serve()

@@ -26,7 +26,7 @@ from environments.base import Scenario
 from flows.repro.parameters import set_params
 from steps.core import params
 from steps.core.errors import UserError
-from steps.runner.handover import alive
+from steps.kit.process import alive
 from tests.conftest import ROOT
 from tests.project.test_readme import blocks
 

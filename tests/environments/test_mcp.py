@@ -27,7 +27,7 @@ from environments.mcp import SCENARIOS, Data, Mcp
 from steps.core.errors import explain
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
-from steps.runner.handover import alive
+from steps.kit.process import alive
 from tests.conftest import ROOT
 
 SERVER = str(ROOT / "tests" / "support" / "mcp_server.py")

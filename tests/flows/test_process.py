@@ -39,7 +39,6 @@ def test_a_program_that_it_leaves_behind_is_not_waited_for(tmp_path: Path) -> No
 def test_it_ends_with_who_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
     """A SIGTERM reaches the flow alone, and not its processes, as Ctrl-C on a terminal does."""
     monkeypatch.setattr(process, "ENDING", ((None, 0.05), (signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0)))
-    monkeypatch.setattr(process.end, "__defaults__", (process.ENDING,))
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if stubborn else ""
     code = f"{ignores}open('pid', 'w').write(str(os.getpid())); os.kill(os.getppid(), signal.SIGUSR1); time.sleep(60)"
 

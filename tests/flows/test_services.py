@@ -26,8 +26,8 @@ from flows.terminal.command import without_proxy
 from steps.core.errors import UserError
 from steps.core.keys import key
 from steps.core.terminal import served
+from steps.kit.process import alive
 from steps.runner import handover
-from steps.runner.handover import alive
 from tests.conftest import ROOT, free_port
 
 # A service with a process of its own, as Prefect's server has one. It writes both ids when it is ready.

@@ -22,7 +22,7 @@ import pytest
 from benchmarks import __main__ as runner
 from benchmarks import _common, _runs
 from benchmarks._common import BENCHMARKS, ROOT, Rows, announcement, text
-from steps.runner.handover import alive
+from steps.kit.process import alive
 
 INTERVAL = {"success": 0.5, "ci95": [0.4, 0.6], "n": 10, "iteration": 1}
 SUMMARY = {"base": INTERVAL | {"success": 0.25}, "trained": INTERVAL, "iterations": [{}], "wall_seconds": 1.0}

@@ -36,6 +36,8 @@ RUNNER |= {
     f"steps/core/{name}.py"
     for name in ("cores", "errors", "files", "masking", "progress", "readable", "secret_forms", "terminal")
 }
+# How processes of this machine are started, ended, and kept from each other.
+RUNNER |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
 # What a room is, in one docstring and no code: a test holds them to that.
 RUNNER |= {
     path.relative_to(ROOT).as_posix() for folder in ("steps", "addons") for path in (ROOT / folder).rglob("__init__.py")

@@ -19,6 +19,7 @@ FLOWS = "train evaluate promote rescore rollback reproduce prune export ui deplo
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
     "steps": {
+        "kit": 0,
         "core": 1,
         **dict.fromkeys(("runner", "policy", "project"), 2),
         **dict.fromkeys(("llm", "training", "registry"), 3),

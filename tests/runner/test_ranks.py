@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from steps.kit.process import alive
 from steps.runner import handover
 from tests.runner.test_stage import Project, ended, eventually, project
 
@@ -83,7 +84,7 @@ def test_the_first_ones_outputs_count_and_they_stay(sharing: Project) -> None:
     assert sharing.files() == {"out/result": "0 of 2 one"}
     assert '"rank": 0' in (sharing.root / "out/timings/result.json").read_text()
     handover.stop_workers(sharing.root)
-    eventually(lambda: not any(map(handover.alive, first)))
+    eventually(lambda: not any(map(alive, first)))
 
 
 def test_they_have_the_cores_that_the_worker_had_before_an_engine_bound_it(sharing: Project) -> None:
@@ -96,7 +97,7 @@ def test_one_that_refuses_ends_the_stage_with_its_sentence(sharing: Project, wor
     code, _, err = run(sharing, worker, "--do", "refuse")
     assert code == 2
     assert err.endswith("error: the word is wrong; choose another\n")
-    assert not any(map(handover.alive, pids(sharing)))
+    assert not any(map(alive, pids(sharing)))
     assert sharing.files() == {}
     assert run(sharing, worker)[0] == 0, "the next stage has new ones"
 
@@ -108,7 +109,7 @@ def test_one_that_dies_ends_the_stage_with_the_reason(sharing: Project, worker: 
     assert code == 1
     assert "error: process 2 of the 2 that share the stage shared died: " in err
     assert "SIGKILL" in err.rpartition("error: ")[2]
-    assert not any(map(handover.alive, pids(sharing)))
+    assert not any(map(alive, pids(sharing)))
     assert sharing.files() == {}
 
 
@@ -119,5 +120,5 @@ def test_none_outlives_an_interrupted_command(sharing: Project, worker: str, num
     eventually(lambda: all((sharing.root / f"pid{rank}").exists() for rank in range(2)), 30)
     os.kill(process.pid, number)
     ended(process)
-    eventually(lambda: not any(map(handover.alive, pids(sharing))))
+    eventually(lambda: not any(map(alive, pids(sharing))))
     assert "out/result" not in sharing.files()

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from steps.core import files
+from steps.kit.process import alive
 from steps.runner import handover, outputs
 
 STEPS = Path(handover.__file__).parent.parent
@@ -120,6 +121,7 @@ class Project:
         (root / "steps/core").mkdir(parents=True)
         shutil.copy(STEPS / "__init__.py", root / "steps")
         shutil.copytree(STEPS / "runner", root / "steps/runner", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(STEPS / "kit", root / "steps/kit", ignore=shutil.ignore_patterns("__pycache__"))
         for name in CORE:
             shutil.copy(STEPS / "core" / f"{name}.py", root / "steps/core")
         (root / "steps/toy.py").write_text(TOY.lstrip())
@@ -354,12 +356,12 @@ def test_other_code_or_environment_gets_another_worker(project: Project) -> None
     (project.root / "steps/toy.py").write_text(TOY.lstrip().replace("{loud}", "changed"))
     project.run()
     assert set(project.files().values()) == {"one hello changed"}
-    eventually(lambda: not handover.alive(first))
+    eventually(lambda: not alive(first))
     (second,) = project.pids()
     project.run(FLYWHEEL_PROGRESS="progress.json", FLYWHEEL_LOG="log", TOY_COLOUR="blue")
     assert project.pids() == [second]
     project.run(VLLM_SOMETHING="1")
-    eventually(lambda: not handover.alive(second))
+    eventually(lambda: not alive(second))
     assert len(project.pids()) == 1
 
 
@@ -415,7 +417,7 @@ def test_a_command_ends_the_worker_that_it_started_and_did_not_need(project: Pro
     program = f"import time; from pathlib import Path; {AHEAD}\n{imported}\nhandover.end_own_workers()"
     assert ended(project.start("-c", program, TOY_SECONDS="60")) == (0, "", "")
     (worker,) = (project.root / "imports").read_text().split()
-    assert not handover.alive(int(worker))
+    assert not alive(int(worker))
     assert handover.worker_pids(project.root) == {}
     assert list(handover.socket_folder().iterdir()) == []
 
@@ -446,13 +448,13 @@ def test_a_command_ends_its_own_workers_alone(project: Project, monkeypatch: pyt
     monkeypatch.setattr(handover.own, "used", {worker})
     handover.end_own_workers(patience=0.05)
     assert ended(process)[0] == 0, "another command's stage goes on"
-    eventually(lambda: not handover.alive(worker))
+    eventually(lambda: not alive(worker))
 
     project.run()
     (worker,) = project.pids()
     monkeypatch.setattr(handover.own, "used", {worker})
     handover.end_own_workers()
-    assert (handover.alive(worker), list(handover.socket_folder().iterdir())) == (False, [])
+    assert (alive(worker), list(handover.socket_folder().iterdir())) == (False, [])
 
 
 def test_a_stage_of_ours_that_was_left_ends_with_its_worker(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,7 +516,7 @@ def test_a_stage_that_needs_a_fresh_process_is_run_by_another_worker(project: Pr
     assert project.pids() == [ran] != [first]
     assert project.files() == {f"out/result/{number}.txt": "one hello False" for number in range(3)}
     assert sorted(path.name for path in (project.root / "out").iterdir()) == ["result", "timings"]
-    eventually(lambda: not handover.alive(first))
+    eventually(lambda: not alive(first))
     assert "the stage needs a process of its own" in (project.root / handover.LOG).read_text()
     assert project.run()[1].split()[0] == str(ran), "the new worker stays"
 

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -18,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.link import LONGEST
 from steps.core.errors import UserError, explain
+from steps.kit.sockets import listen
 
 if TYPE_CHECKING:
+    import socket
+
     from addons.agents.gateway.server import Server
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -38,17 +40,11 @@ def listening(address: str, has_own_key: bool) -> socket.socket:
     if not port.isdigit() or int(port) > 65535:
         raise UserError(f"{LISTEN}={address}: it must be host:port, as in 127.0.0.1:8700")
     try:
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY): otherwise each answer takes 40 ms more.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it may start again at once
-        listener.bind((host, int(port)))
+        return listen(host, int(port), backlog=1024)
     except OSError as problem:
         raise UserError(
             f"{LISTEN}={address}: the gateway cannot listen there ({problem.strerror or problem})"
         ) from None
-    listener.listen(1024)
-    return listener
 
 
 def alone() -> str:
@@ -63,7 +59,7 @@ def names() -> list[str]:
 
     given = os.environ.get(LISTEN, "").rpartition(":")[0]
     return [
-        each.strip() for each in (given, socket.gethostname(), *os.environ.get(HOSTS, "").split(",")) if each.strip()
+        each.strip() for each in (given, os.uname().nodename, *os.environ.get(HOSTS, "").split(",")) if each.strip()
     ]
 
 

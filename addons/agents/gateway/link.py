@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steps.core.cores import use_allowed_cores
+from steps.kit.sockets import listen_at
+
+if TYPE_CHECKING:
+    import socket
 
 LONGEST = 2**28  # bytes of a line
 
@@ -23,10 +26,7 @@ class StageEnd:
     """The stage's end. A thread reads; messages wait in `inbox`, and None where the gateway has gone."""
 
     def __init__(self, path: Path) -> None:
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(path))
-        path.chmod(0o600)
-        self.listener.listen(1)
+        self.listener = listen_at(path)
         self.connection: socket.socket | None = None
         self.inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 

@@ -18,7 +18,6 @@ import queue
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,11 +35,14 @@ from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.pictures import Shown
 from steps.core.progress import progress, say
+from steps.kit.process import end, end_with_parent, start
 from steps.policy.loading import load_chat
 from steps.policy.pictures import check
 from steps.sampling import shards
 
 if TYPE_CHECKING:
+    import subprocess
+
     from steps.core.params import Agents
     from steps.core.records import Trajectory
     from steps.sampling.job import Job
@@ -313,33 +315,13 @@ def forget_old(folder: Path) -> None:
 
 def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
     """A process of this project's that ends with this one, whatever ends it; it writes to the log."""
-    with LOG.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *words],
-            env=os.environ | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_begin_child,
-        )
+    command, both = [sys.executable, "-m", *words], os.environ | variables
+    return start(command, log=LOG, env=both, preexec_fn=_begin_child)
 
 
 def _begin_child() -> None:
-    """End with the parent, and compute on all cores: the engine has bound the thread that starts this process to one."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-    use_allowed_cores()
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, with force where it does not end by itself."""
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_with_parent(signal.SIGTERM)
+    use_allowed_cores()  # the engine has bound the thread that starts this process to one
 
 
 def tail(path: Path) -> str:

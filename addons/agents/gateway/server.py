@@ -1,6 +1,6 @@
 """The gateway's HTTP: routes, keys, and who waits for what.
 
-Every request must name this server as its host, and no page of another site is answered (steps/core/web.py). Clients of
+Every request must name this server as its host, and no page of another site is answered (steps/kit/guard.py). Clients of
 episodes come with the key of their execution (`Authorization: Bearer` or `x-api-key`), clients that run
 episodes and readers of /status with the gateway's key. An answer is streamed when it is whole and recorded; until then a
 comment every few seconds keeps the connection alive. A client that goes away loses nothing: the call goes on, and a retry
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -32,10 +31,10 @@ from addons.agents.gateway.plan import LARGEST
 from addons.agents.gateway.replies import MODEL
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Reply
 from steps.core import outside_json
-from steps.core.web import host_name, is_address, is_foreign
+from steps.kit import guard
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 
 HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
@@ -242,54 +241,43 @@ class Server:
             raise HTTPException(404, "no such client: register (again)")
 
 
-class _Callers:
-    """ASGI middleware that refuses what comes under another server's name, and what pages of other sites ask."""
+class _Callers(guard.Middleware):
+    """Refuses what comes under another server's name, and what pages of other sites ask."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self.app, self.hosts = app, hosts
+        super().__init__(app)
+        self.hosts = hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the server speaks nothing else
-            return None
-        headers = Headers(scope=scope)
-        hosts, problem = headers.getlist("host"), None
-        name = host_name(hosts[0]) if len(hosts) == 1 else ""
-        if name not in self.hosts and not is_address(name):
-            problem = 421, f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
-        elif is_foreign(headers.getlist("origin"), hosts):
-            problem = 403, "pages of other sites are not answered"
-        if problem is None:
-            return await self.app(scope, receive, send)
-        status, text = problem
-        answer = JSONResponse({"error": {"message": text, "type": "invalid_request_error"}}, status)
-        return await answer(scope, receive, send)
+    async def answer(self, call: guard.Call) -> Response | None:
+        headers, text = Headers(scope=call.scope), "pages of other sites are not answered"
+        status = 403 if call.scope["type"] != "http" else guard.caller_fault(headers, self.hosts, any_address=True)
+        if status == 421:
+            name = guard.host_name(headers["host"]) if len(headers.getlist("host")) == 1 else ""
+            text = f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
+        error = {"message": text, "type": "invalid_request_error"}
+        return JSONResponse({"error": error}, status) if status else None
 
 
 async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:
     """The JSON object of a request. Status 400 for anything else, 413 where it is too large. BadRequest where it has more
     than `most` bytes, so that no prompt in it fits into the context; the rest is read, so that the client hears of it."""
-    parts, size = [], 0
+    body, is_whole, again = await guard.read(request.receive, min(most, LARGEST))
+    if not is_whole:
+        if (size := await guard.drained(again, LARGEST)) is None:
+            raise HTTPException(400, "the client went away")
+        if size > LARGEST:
+            raise HTTPException(413, f"the body is larger than {LARGEST} bytes")
+        reason = f"no prompt that fits into policy.context needs a request of {size} bytes: at most {most}"
+        raise BadRequest(reason, "messages", TOO_LONG)
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > LARGEST:
-                raise HTTPException(413, f"the body is larger than {LARGEST} bytes")
-            if size <= most:
-                parts.append(part)
-        if size > most:
-            reason = f"no prompt that fits into policy.context needs a request of {size} bytes: at most {most}"
-            raise BadRequest(reason, "messages", TOO_LONG)
-        return outside_json.read_object(b"".join(parts))
-    except ClientDisconnect:
-        raise HTTPException(400, "the client went away") from None
+        return outside_json.read_object(body)
     except ValueError as problem:
         raise HTTPException(400, str(problem)) from None
 
 
 def _has_key(request: Request, key: str) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-    return hmac.compare_digest(given.encode(), key.encode())
+    is_bearer = request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
+    return guard.same(guard.bearer(request.headers) if is_bearer else request.headers.get("x-api-key", ""), key)
 
 
 async def _refusal(request: Request, problem: Exception) -> Response:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from steps.kit.process import start
+
 ROOT = Path(__file__).parent.parent.parent.parent
 MOST = 8  # calls that are stored at once: more of them would wait for each other, and fewer more often for the disk
 ROOM = 256 * 2**20  # bytes that wait at most
@@ -119,7 +121,7 @@ class Apart:
                 command = [sys.executable, "-m", self.module]
                 paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
                 variables = os.environ | {"PYTHONPATH": paths}  # the server may have another folder
-                process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                process = start(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                 with self.lock:
                     self.process = process
                 threading.Thread(target=self._receive, args=(process,), daemon=True).start()

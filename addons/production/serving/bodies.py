@@ -14,40 +14,9 @@ from steps.core import outside_json
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
-    from starlette.types import Message, Receive
 
 CHAT = "/v1/chat/completions"
 CONVERSATION_HEADER = "x-flywheel-conversation"
-LARGEST = 16 * 2**20  # bytes of a request, or of an answer, that is shown or stored
-
-
-async def read(receive: Receive, most: int = LARGEST) -> tuple[bytes, bool, Receive]:
-    """(the body, whether it is whole, what gives it to the application again). One of more than `most` bytes is not read to
-    its end."""
-    messages: list[Message] = []
-    size, is_whole = 0, False
-    while size <= most:
-        messages.append(await receive())
-        size += len(messages[-1].get("body", b""))
-        if messages[-1]["type"] == "http.disconnect" or not messages[-1].get("more_body"):
-            is_whole = messages[-1]["type"] == "http.request" and size <= most
-            break
-    left = iter(list(messages))
-
-    async def again() -> Message:
-        return next(left, None) or await receive()
-
-    return b"".join(message.get("body", b"") for message in messages), is_whole, again
-
-
-async def drained(again: Receive, most: int = 2 * LARGEST) -> None:
-    """Take all of a body, and keep nothing of it: a client that is still sending would not see the refusal."""
-    size = 0
-    while size <= most:
-        message = await again()
-        size += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body"):
-            break
 
 
 def refusal(status: int, text: str) -> JSONResponse:

@@ -37,12 +37,9 @@ from addons.production.serving.apart import Apart, lost, serve
 from addons.production.serving.bodies import (
     CHAT,
     CONVERSATION_HEADER,
-    LARGEST,
     answers,
     asked,
-    drained,
     named,
-    read,
     refusal,
 )
 from addons.production.serving.counts import LATE, Counts, cause
@@ -55,8 +52,10 @@ from addons.production.traces.records import hashed, key_of
 from addons.production.traces.store import FULL, Store
 from addons.production.traces.tombstones import Forgotten
 from steps.core import outside_json
+from steps.kit.guard import LARGEST, Call, Middleware, drained, read
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FOLDER, RATE, DAYS, BYTES, CONSENT = (
@@ -81,58 +80,59 @@ LONGEST = {
 LONGEST_FEEDBACK = 2**20  # bytes
 
 
-class Capture:
+class Capture(Middleware):
     """Has requests stored with their answers, and feedback on them, in the process beside the server."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+        super().__init__(app)
         self.rate, self.is_assumed = float(os.environ[RATE]), os.environ[CONSENT] == "assumed"
         self.counts, self.apart = Counts(store()), Apart(MODULE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            self.apart.start()
-            await self.app(scope, receive, send)
-            await asyncio.to_thread(self.close)
-        elif scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", COUNTS):
-            content = {"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)}
-            await JSONResponse(content)(scope, receive, send)
-        elif scope["type"] != "http" or scope["method"] != "POST":
-            await self.app(scope, receive, send)
-        elif scope["path"] == FEEDBACK:
-            body, whole, again = await read(receive, LONGEST_FEEDBACK)
-            if not whole:
-                await drained(again)
-            too_long = f"the body is longer than {LONGEST_FEEDBACK} bytes"
-            status, answer = await self.answer_of_feedback(body) if whole else (413, refused(too_long))
-            await JSONResponse(answer, status)(scope, receive, send)
-        else:
-            await self.chat(scope, receive, send)
+    async def lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.apart.start()
+        await super().lifespan(scope, receive, send)
+        await asyncio.to_thread(self.close)
+
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", COUNTS):
+            return JSONResponse({"not_stored": self.counts.all(), "waiting_seconds": round(self.apart.behind(), 1)})
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        if scope["path"] != FEEDBACK:
+            return await self.chat(call)
+        body, whole, again = await read(call.receive, LONGEST_FEEDBACK)
+        if not whole:
+            await drained(again)
+        too_long = f"the body is longer than {LONGEST_FEEDBACK} bytes"
+        status, answer = await self.answer_of_feedback(body) if whole else (413, refused(too_long))
+        return JSONResponse(answer, status)
 
     def close(self) -> None:
         self.apart.close()
         self.counts.close()
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and have it stored with its answer where it may be."""
-        headers = Headers(scope=scope)
+    async def chat(self, call: Call) -> Response | None:
+        """Have a request stored with its answer where it may be. What refuses it, if it is no JSON."""
+        scope, headers = call.scope, Headers(scope=call.scope)
         if scope["path"] != CHAT or not self.consents(headers):
             path = scope["path"] if scope["path"] in OTHERS else "another path"
             self.counts.add("no consent" if scope["path"] == CHAT else f"not captured: {path}")
-            return await self.app(scope, receive, send)
-        body, whole, again = await read(receive)
+            return None
+        body, whole, call.receive = await read(call.receive)
         try:
             request = asked(body) if whole else None
         except ValueError as problem:
             self.counts.add("no JSON, which was refused")
-            return await refusal(400, str(problem))(scope, again, send)
+            return refusal(400, str(problem))
         key = self.chosen(headers, request) if request else ""
         if not key:
             self.counts.add("not in the sample" if request else "without messages" if whole else "too long")
-            return await self.app(scope, again, send)
+            return None
         answered: dict[str, str | None] = {}
         self.apart.start()
-        return await self.app({**scope, ANSWERED: answered}, again, Answer(self, body, key, answered, send))
+        call.scope, call.send = {**scope, ANSWERED: answered}, Answer(self, body, key, answered, call.send)
+        return None
 
     def consents(self, headers: Headers) -> bool:
         header = headers.get(CONSENT_HEADER, "").strip().lower()

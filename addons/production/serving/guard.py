@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from steps.core.web import host_name, is_foreign
+from steps.kit.guard import Call, Middleware, bearer, caller_fault, same
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Scope
 
 # The variables of vLLM's process that set the guard up.
 KEY = "VLLM_API_KEY"  # what clients send; vLLM checks it too
@@ -41,40 +42,37 @@ ROUTES = frozenset([("GET", path) for path in READ.split()] + [("POST", path) fo
 ADAPTERS = frozenset({("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")})
 
 
-class Guard:
+class Guard(Middleware):
     """ASGI middleware that refuses what the caller may not do; everything else reaches the application."""
 
     needs_swap_token = True  # to load an adapter
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+        super().__init__(app)
         self.key, self.swap_token = os.environ.get(KEY, "").strip(), os.environ.get(SWAP_TOKEN, "").strip()
         if not (self.key and self.swap_token):
             raise RuntimeError(f"{KEY} or {SWAP_TOKEN} is empty: without them the server would answer anybody")
         self.consent_key = os.environ.get(CONSENT_KEY, "").strip()
         self.hosts = {"127.0.0.1", "localhost", os.environ.get(HOST, "").lower()} - {""}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
         is_health = scope["type"] == "http" and scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
-        if scope["type"] == "lifespan" or is_health or (refusal := self.refusal(scope)) is None:
-            return await self.app(self.passed(scope), receive, send)
+        if is_health or (refusal := self.refusal(scope)) is None:
+            call.scope = self.passed(scope)
+            return None
         status, text = refusal
-        if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": 1008, "reason": text})
-        answer = JSONResponse({"error": {"message": text, "type": "refused", "code": status}}, status)
-        return await answer(scope, receive, send)
+        return JSONResponse({"error": {"message": text, "type": "refused", "code": status}}, status)
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """(status, reason) where a request is refused, else None."""
         headers = Headers(scope=scope)
-        names = [host_name(value) for value in headers.getlist("host")]
-        if len(names) != 1 or names[0] not in self.hosts:
-            return 421, f"this server answers only to the hosts {', '.join(sorted(self.hosts))}"
-        if is_foreign(headers.getlist("origin"), headers.getlist("host")):
-            return 403, "pages of other sites are not answered: let your page's own server ask"
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if (status := caller_fault(headers, self.hosts)) == 421:
+            return status, f"this server answers only to the hosts {', '.join(sorted(self.hosts))}"
+        if status:
+            return status, "pages of other sites are not answered: let your page's own server ask"
         keys = [self.key, *([self.consent_key] if self.consent_key else [])]
-        if scheme.lower() != "bearer" or not sum(same(token.strip(), key) for key in keys):
+        if not sum(same(bearer(headers), key) for key in keys):
             return 401, "the key is missing or wrong: send 'Authorization: Bearer' with what .flywheel/serve.key holds"
         method, path = scope.get("method", "websocket").replace("HEAD", "GET"), scope["path"]
         if self.needs_swap_token and "adapter" in path.lower():
@@ -92,12 +90,8 @@ class Guard:
     def passed(self, scope: Scope) -> Scope:
         """The request as the application gets it: with an id of ours; one with the key for consent has the other key, and
         the header, unless it says something else."""
-        if scope["type"] == "lifespan":
-            return scope
         headers = Headers(scope=scope)
-        has_consent = self.consent_key and same(
-            headers.get("authorization", "").partition(" ")[2].strip(), self.consent_key
-        )
+        has_consent = self.consent_key and same(bearer(headers), self.consent_key)
         replaced = (b"x-request-id", b"authorization") if has_consent else (b"x-request-id",)
         kept = [(name, value) for name, value in scope["headers"] if name not in replaced]
         kept.append((b"x-request-id", secrets.token_hex(16).encode()))
@@ -105,7 +99,3 @@ class Guard:
             kept.append((b"authorization", f"Bearer {self.key}".encode()))
             kept += [(CONSENT_HEADER.encode(), b"yes")] if CONSENT_HEADER not in headers else []
         return {**scope, "headers": kept}
-
-
-def same(given: str, expected: str) -> bool:
-    return secrets.compare_digest(given.encode(), expected.encode())

@@ -16,45 +16,50 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
-from addons.production.serving.bodies import CHAT, drained, read, refusal
-from addons.production.serving.trial import rewritten
+from addons.production.serving.bodies import CHAT, refusal
+from addons.production.serving.trial import rewrite
 from steps.core import outside_json, parts
 from steps.core.params import Policy
+from steps.kit.guard import Call, Middleware, drained, read
 from steps.policy.loading import load_tokenizer
 from steps.policy.rendering import Renderer
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
 
 POLICY = "FLYWHEEL_SHOWN"  # the variable of vLLM's process with the policy, as JSON
 CHATS = (CHAT, f"{CHAT}/render", "/tokenize", "/invocations")
 TEXTS = ("messages", "system", "tools", "functions", "input", "instructions")  # what a body shows, on any path
 
 
-class Shown:
+class Shown(Middleware):
     """Rewrites the messages of requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         policy = Policy.model_validate_json(os.environ[POLICY])
-        self.app, self.renderer = app, Renderer(load_tokenizer(policy), policy.chat_template_kwargs)
+        super().__init__(app)
+        self.renderer = Renderer(load_tokenizer(policy), policy.chat_template_kwargs)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
         if scope["type"] != "http" or scope["method"] != "POST":
-            return await self.app(scope, receive, send)
-        body, is_whole, again = await read(receive)
+            return None
+        body, is_whole, call.receive = await read(call.receive)
         if not is_whole:
-            await drained(again)
-            return await refusal(413, "the request is too long")(scope, receive, send)
+            await drained(call.receive)
+            return refusal(413, "the request is too long")
         if not body or Headers(scope=scope).get("content-type", "").startswith("multipart/"):
-            return await self.app(scope, again, send)
+            return None
         try:
             request = outside_json.read_object(body)
             if not request.keys() & set(TEXTS):
-                return await self.app(scope, again, send)
+                return None
             changed = self.chat(request) if scope["path"] in CHATS else self.plain(request)
         except ValueError as problem:
-            return await refusal(400, str(problem))(scope, again, send)
-        return await self.app(*rewritten(scope, json.dumps(changed).encode(), again), send)
+            return refusal(400, str(problem))
+        rewrite(call, changed)
+        return None
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """A request for a chat completion. ValueError says what of it cannot be shown."""

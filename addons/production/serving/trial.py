@@ -12,18 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from addons.production.serving.bodies import CHAT, asked, named, read, refusal
+from addons.production.serving.bodies import CHAT, asked, named, refusal
 from addons.production.serving.capture import ANSWERED
 from steps.core.files import write_text
+from steps.kit.guard import Call, Middleware, read
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Send
 
 FILE = "FLYWHEEL_SERVED"  # the variable that names the file
 VERSION_HEADER = "x-flywheel-version"
@@ -47,28 +49,30 @@ class Served(NamedTuple):
         return self.canary is not None and place < self.share
 
 
-class Trial:
+class Trial(Middleware):
     """Sends conversations to the version that they belong to."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.app, self.path = app, Path(os.environ[FILE])
+        super().__init__(app)
+        self.path = Path(os.environ[FILE])
         self.state: tuple[int, int] | None = None  # of the file that was read
         self.served = Served("", None)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != CHAT:
-            return await self.app(scope, receive, send)
-        body, is_whole, again = await read(receive)
+            return None
+        body, is_whole, call.receive = await read(call.receive)
         try:
             request, served = asked(body) if is_whole else None, self.now()
         except ValueError as problem:
-            return await refusal(400, str(problem))(scope, again, send)
+            return refusal(400, str(problem))
         if request is None or request.get("model") != served.name:
-            return await self.app(scope, again, send)
+            return None
         if is_canary := served.gets_canary(named(Headers(scope=scope), request)):
-            scope, again = rewritten(scope, json.dumps(request | {"model": served.canary_name}).encode(), again)
-        answer = Answer(self, scope, served.canary if is_canary else served.champion, is_canary, send)
-        return await self.app(scope, again, answer)
+            rewrite(call, request | {"model": served.canary_name})
+        call.send = Answer(self, scope, served.canary if is_canary else served.champion, is_canary, call.send)
+        return None
 
     def now(self) -> Served:
         """What is served, by the file, which is read again when it has changed. Where it cannot be read, requests go where
@@ -100,8 +104,9 @@ class Answer:
         await self.send(message)
 
 
-def rewritten(scope: Scope, body: bytes, rest: Receive) -> tuple[Scope, Receive]:
-    """A request with another body, and what receives it."""
+def rewrite(call: Call, content: Mapping[str, Any]) -> None:
+    """Give a call another body, as JSON."""
+    body, rest = json.dumps(content).encode(), call.receive
     length = (b"content-length", str(len(body)).encode())
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -113,4 +118,5 @@ def rewritten(scope: Scope, body: bytes, rest: Receive) -> tuple[Scope, Receive]
             message = await rest()
         return message
 
-    return {**scope, "headers": [*(pair for pair in scope["headers"] if pair[0] != length[0]), length]}, receive
+    kept = [pair for pair in call.scope["headers"] if pair[0] != length[0]]
+    call.scope, call.receive = {**call.scope, "headers": [*kept, length]}, receive

@@ -30,7 +30,10 @@ from addons.production.serving.guard import ADAPTERS, Guard
 from steps.policy.adapter import adapter_hash
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope
+
+    from steps.kit.guard import Call
 
 FOLDER = "FLYWHEEL_ADAPTERS"  # the variable that names the folder
 LARGEST = {"adapter_config.json": 2**20, "adapter_model.safetensors": 16 * 2**30}  # file -> most bytes
@@ -60,12 +63,13 @@ class Uploads(Guard):
         own = (method, path) in {*ADAPTERS, ("POST", "/inference/v1/generate")}
         return own or (method == "PUT" and PATH.fullmatch(path) is not None) or super().serves(method, path)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, call: Call) -> Response | None:
+        scope = call.scope
         match = PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "PUT" else None
         if match is None or self.refusal(scope) is not None:
-            return await super().__call__(scope, receive, send)
-        status, answer = await self.take(match[1], match[2], receive)
-        return await JSONResponse(answer, status)(scope, receive, send)
+            return await super().answer(call)
+        status, answer = await self.take(match[1], match[2], call.receive)
+        return JSONResponse(answer, status)
 
     async def take(self, name: str, file: str, receive: Receive) -> Reply:
         """Write a file of the adapter with this hash. The answer's status and body."""

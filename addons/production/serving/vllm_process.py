@@ -14,7 +14,7 @@ def main() -> None:
     from uvicorn import config
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    from steps.core.web import LIMITED
+    from steps.kit.guard import LIMITED
 
     config.HTTP_PROTOCOLS["auto"] = config.HTTP_PROTOCOLS[LIMITED["http"]]
     size = str(LIMITED["h11_max_incomplete_event_size"])

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from addons.production.traces.tombstones import Forgotten, Tombstones
 from environments.base import Message
 from steps.core.errors import UserError
-from steps.core.files import alone, owners, private_folder, write_text
+from steps.core.files import owners, private_folder, write_text
+from steps.kit.lock import alone
 
 FOLDER = Path(".flywheel/capture")
 FULL = "the store is full"  # what is counted where a record finds no room

@@ -14,7 +14,7 @@ import pytest
 
 from addons.agents import client as clients
 from addons.agents.client import main
-from steps.runner.handover import alive
+from steps.kit.process import alive
 from tests.conftest import ROOT, python
 from tests.support.fake_gateway import FakeGateway
 from tests.support.openai_server import Server
