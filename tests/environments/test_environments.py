@@ -1,6 +1,6 @@
 """What all tasks share: seeds, splits, players, rewards, errors, secrets, rendering, and answers to malformed turns.
 
-    pytest tests/environments/test_environments.py                 # every task of environments/, and its template
+    pytest tests/environments/test_environments.py                 # every task of environments/, its template, and OWN
     pytest tests/environments/test_environments.py --task my_task  # one task; a dotted module works, too
 
 Each check is held to a broken task at the end of this file. What is a task's own (is this the right reward?) stands in
@@ -48,6 +48,8 @@ PACKAGED = (  # one task of each package; more of them: docs/environments.md
     "reasoning_gym:chain_sum",
     "textarena:TowerOfHanoi-v0",
 )
+# A task of a user's, as an earlier `make new-task` wrote it: with players, a reward of parts, and an outcome.
+OWN = {"tests.support.capitals": _new.TEMPLATE}
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
 LONG = {"game_2048_whole"}  # gold thinks for seconds: a scenario of each split
 
@@ -97,7 +99,7 @@ class Task:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--task") or ["_template", *tasks(agents=False), *PACKAGED]
+        chosen = metafunc.config.getoption("--task") or ["_template", *OWN, *tasks(agents=False), *PACKAGED]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
 
 
@@ -106,7 +108,7 @@ def task(request: pytest.FixtureRequest) -> Task:
     name: str = request.param
     if not name.startswith("_"):
         check_task(name)
-    return Task(name, environments.load(name), ROOT / "tasks_data" / name.rpartition(".")[2])
+    return Task(name, environments.load(name), OWN.get(name, ROOT / "tasks_data" / name.rpartition(".")[2]))
 
 
 @pytest.fixture(scope="module")
