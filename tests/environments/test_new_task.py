@@ -10,7 +10,7 @@ import pytest
 
 import environments
 from environments import _new
-from environments.base import Split
+from environments.base import Split, use
 from steps.core import params
 from tests.conftest import ROOT, copy_project, python
 
@@ -165,7 +165,9 @@ def test_any_name_gives_a_module_with_one_environment(
     known = env.load(data.parent)
     [one] = env.scenarios(known, "train", 1, 1)
     assert one.task == name
-    assert env.success(one, env(one, known).play("gold"))
+    episode, right = env(one, known), use("answer", capital=one.data["answer"])
+    assert env.success(one, [*one.messages, right, *episode.step(right)])
+    assert episode.done
     assert module.parent.name == "environments"
 
 
