@@ -20,8 +20,8 @@ from steps.core.errors import UserError
 GAINS = {
     "sources": "the proof that no held-out scenario has its answer from what training was shown: set it to the keys of a "
     "scenario's data that say where the answer comes from",
-    "cluster": "intervals at the gate that allow for alike scenarios: define it to name the group that a scenario is of, such "
-    "as its inbox; without it or `sources`, each scenario counts as independent, and the gate says so",
+    "cluster": "intervals at the gate that allow for alike scenarios: define it to name the group that a scenario is of, "
+    "such as its inbox; without it or `sources`, each scenario counts as independent, and the gate says so",
     "decisions": "a table of skills in each evaluation: define it to list the decisions in a transcript, right or wrong",
 }
 LONGEST = 300  # characters of what was seen
