@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from environments._scenarios import Scenario
 from environments._tools import any_call
 from environments._transcripts import Message, words
-
-if TYPE_CHECKING:
-    from environments.base import Scenario
 
 BRINGS = {  # what a player would bring, for the sentence of what needs it
     "scripted": "demonstrations that cost nothing, and a success to compare the trained policy with",
@@ -60,7 +58,7 @@ class Players:
             return f"{task} is an agent of your own, which has no players"
         return (
             f"{task} has no {player} player, which would bring {BRINGS[player]}: define the method `{player}` in its class, "
-            "as environments/_template.py does"
+            "as environments/multiplication.py does"
         )
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from environments._transcripts import Message, use
 
@@ -261,3 +261,20 @@ def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
         "object": {},
     }
     return kinds.get(str(kind), rng.choice(texts))
+
+
+def shorten(value: Any, limit: int = 60) -> str:
+    """A value as JSON for an error, cut after so many characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=True, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that are not text, or too many levels
+        return f"what cannot be written ({type(value).__name__})"
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def wrong_arguments(problem: ValidationError) -> str:
+    """The first three problems that pydantic reports, in one line."""
+    return "; ".join(
+        f"{'.'.join(map(str, finding['loc']))[:60] or 'arguments'}: {finding['msg'][:1].lower()}{finding['msg'][1:]}"
+        for finding in problem.errors(include_url=False, include_input=False)[:3]
+    )

@@ -10,27 +10,29 @@ is malformed, names no tool or has wrong arguments returns an observation with a
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import operator
 import re
 import sys
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from random import Random
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from environments import _pictures, _waiting
+from environments import _waiting
 from environments._numbers import UnusableNumber, number, truth
 from environments._pictures import picture_url as picture_url
 from environments._players import Players
+from environments._scenarios import SHARES as SHARES
+from environments._scenarios import Scenario as Scenario
+from environments._scenarios import Split as Split
+from environments._scenarios import draw as draw
+from environments._scenarios import sample_kinds as sample_kinds
+from environments._scenarios import split_of as split_of
 from environments._tools import Tool as Tool
-from environments._tools import make_tool, text_of
+from environments._tools import make_tool, shorten, text_of, wrong_arguments
 from environments._tools import tool as tool
 from environments._tools import unwritable as unwritable
 from environments._transcripts import Message as Message
@@ -45,33 +47,6 @@ from environments._transcripts import is_unparsed as is_unparsed
 from environments._transcripts import tool_calls as tool_calls
 from environments._transcripts import use as use
 from environments._transcripts import words as words
-
-Split = Literal["train", "val", "test"]
-
-
-class Scenario(BaseModel):
-    """One instance of a task: what the policy is shown first, and what only the environment knows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str  # hash of all other fields; of pictures the messages name the hashes
-    task: str
-    split: Split
-    messages: tuple[Message, ...]  # the system and user messages that the policy sees first
-    data: dict[str, Any]  # for the environment alone: the policy never sees it
-    # base64 by SHA-256, of those that the messages show (environments/_pictures.py)
-    pictures: dict[str, str] = Field({}, exclude_if=operator.not_)
-
-    @classmethod
-    def make(cls, task: str, split: Split, messages: Sequence[Message], data: dict[str, Any]) -> Scenario:
-        """A scenario whose id is a hash of its content, so that the same content has the same id everywhere. What a message
-        of the user says may be a list of OpenAI's parts text and image_url (`picture_url`)."""
-        messages, pictures = _pictures.apart([_pictures.read(message) for message in messages])
-        if lacking := [name for name in _pictures.hashes(messages) if name not in pictures]:
-            raise ValueError(f"a message names the picture {lacking[0]}, whose bytes are not given with it")
-        content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
-        name = hashlib.sha256(content.encode()).hexdigest()[:16]
-        return cls(id=name, task=task, split=split, messages=messages, data=data, pictures=pictures)
 
 
 class TaskProblem(ValueError):
@@ -98,9 +73,6 @@ class Outcome(NamedTuple):
     accuracy: float | None = None  # where nothing is expected: how near to a success, 0 to 1, by the task's own measure
 
 
-T = typing.TypeVar("T")
-
-
 class Env(Players, ABC):
     """One episode of a task. Subclasses add tools and define the task in the class methods below."""
 
@@ -115,6 +87,9 @@ class Env(Players, ABC):
     # engine steps (of one token for each episode) sampling goes on meanwhile. Each `Env` is then asked in a thread, and what
     # several of them share must bear that. 0: one after another, and sampling waits, unless a tool is `async def` (`lag`).
     overlap: ClassVar[int] = 0
+    # Fields of a scenario's data that no tool may show, except the tools that `shown` names (`make check-task`).
+    secret: ClassVar[tuple[str, ...]] = ("answer",)
+    shown: ClassVar[tuple[str, ...]] = ()
     # Whether `reward` and `success` can tell a good transcript from a bad one. False: only judges score this task.
     has_rule: ClassVar[bool] = True
     # Whether all scenarios are written by a model (addons/supervised/generate.py), into a file of the task's data.
@@ -167,7 +142,7 @@ class Env(Players, ABC):
             return [part._replace(value=number(part.value, "reward", f"component {part.name}")) for part in parts]
         if isinstance(parts, list | tuple | dict | None):
             raise UnusableNumber(
-                f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {_shorten(parts)}"
+                f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {shorten(parts)}"
             )
         return [Component("reward", number(parts, "reward"), f"{cls.__name__}.reward gives one number")]
 
@@ -272,7 +247,7 @@ class Env(Players, ABC):
         try:
             return self.limit(lambda: self.call(function["name"], function["arguments"]))
         except _waiting.TookTooLong:
-            name, seconds = _shorten(function["name"]), self.limit.seconds
+            name, seconds = shorten(function["name"]), self.limit.seconds
             return error(f"the tool {name} took longer than {seconds:g} seconds, and its answer was not waited for")
 
     @classmethod
@@ -310,29 +285,20 @@ class Env(Players, ABC):
         """Run one tool call and return the observation."""
         tools = self.tools()
         if name not in tools:
-            return error(f"there is no tool named {_shorten(name)}; the tools are {', '.join(tools)}")
+            return error(f"there is no tool named {shorten(name)}; the tools are {', '.join(tools)}")
         if not isinstance(arguments, dict):
-            return error(f"the arguments of {name} must be an object, not {_shorten(arguments)}")
+            return error(f"the arguments of {name} must be an object, not {shorten(arguments)}")
         if unwritable(arguments):
             return error(f"the arguments of {name} hold characters that are no text, or are nested too deeply")
         try:
             checked = tools[name].arguments.model_validate(arguments)
         except ValidationError as problem:
-            return error(f"wrong arguments for {name}: {_say(problem)}")
+            return error(f"wrong arguments for {name}: {wrong_arguments(problem)}")
         method = getattr(self, name)
         result = method(**{key: getattr(checked, key) for key in type(checked).model_fields})
         if inspect.iscoroutinefunction(method):
             result = _waiting.run(result, self.limit.seconds if self.limit else None)
         return text_of(name, result)
-
-
-SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
-
-
-def split_of(content: str, shares: Mapping[Split, float] = SHARES) -> Split:
-    """The split of a content, decided by its hash: whatever the seed, no test content is ever trained on."""
-    place = int(hashlib.sha256(content.encode()).hexdigest()[:8], 16) / 16**8
-    return "train" if place < shares["train"] else "val" if place < 1 - shares["test"] else "test"
 
 
 def read_text(path: Path, maker: str = "") -> str:
@@ -359,40 +325,6 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def sample_kinds(
-    rng: Random, by_kind: Mapping[str, Sequence[T]], count: int, where: str, group: Callable[[T], str] | None = None
-) -> list[T]:
-    """Equally many of each kind (none is learnt at the cost of another), shuffled. ValueError if a kind has too few. With
-    `group`, which names an item's group, they are spread evenly over the groups, too, as far as each has enough."""
-    chosen: list[T] = []
-    turns = dict[str, int]()  # items that a group has given
-    for place, kind in enumerate(by_kind):
-        quota = (count + len(by_kind) - 1 - place) // len(by_kind)
-        if quota > len(by_kind[kind]):
-            raise ValueError(
-                f"{count} scenarios need {quota} questions of the kind {kind}, and {where} has {len(by_kind[kind])}: "
-                f"ask for {len(by_kind[kind]) * len(by_kind)} or fewer"
-            )
-        chosen += (
-            rng.sample(by_kind[kind], quota) if group is None else _spread(rng, by_kind[kind], quota, group, turns)
-        )
-    rng.shuffle(chosen)
-    return chosen
-
-
-def _spread(rng: Random, items: Sequence[T], count: int, group: Callable[[T], str], turns: dict[str, int]) -> list[T]:
-    """`count` items, each from the group that has given the fewest so far and has one left; `turns` counts them."""
-    left: dict[str, list[T]] = {}
-    for item in rng.sample(items, len(items)):
-        left.setdefault(group(item), []).append(item)
-    chosen: list[T] = []
-    for _ in range(count):
-        name = min((name for name in left if left[name]), key=lambda name: turns.get(name, 0))
-        chosen.append(left[name].pop())
-        turns[name] = turns.get(name, 0) + 1
-    return chosen
-
-
 def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]]) -> list[Component]:
     """The components of a reward: counts or amounts by name, times the values in a table of (value, reason)."""
     return [
@@ -405,19 +337,3 @@ def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]])
 def normalise(text: str) -> str:
     """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
     return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
-
-
-def _shorten(value: Any, limit: int = 60) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=True, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are not text, or too many levels
-        return f"what cannot be written ({type(value).__name__})"
-    return text if len(text) <= limit else text[:limit] + "…"
-
-
-def _say(problem: ValidationError) -> str:
-    """The first three problems that pydantic reports, in one line."""
-    return "; ".join(
-        f"{'.'.join(map(str, finding['loc']))[:60] or 'arguments'}: {finding['msg'][:1].lower()}{finding['msg'][1:]}"
-        for finding in problem.errors(include_url=False, include_input=False)[:3]
-    )

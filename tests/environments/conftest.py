@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import environments
 from tests.support import task_advice
 
 
@@ -21,3 +22,10 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
     report.longrepr = task_advice.sentence(item.originalname, call.excinfo.value, owner)
     if call.when == "setup":
         item.session.shouldfail = "the task cannot be loaded: the other checks wait for that"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    """What the task would gain by parts that it does not have."""
+    chosen = config.getoption("--task") if exitstatus == pytest.ExitCode.OK else []
+    for sentence in [each for task in chosen for each in task_advice.gains(task, environments.load(task))]:
+        terminalreporter.write_line(sentence)

@@ -1,6 +1,6 @@
 """What all tasks share: seeds, splits, players, rewards, errors, secrets, rendering, and answers to malformed turns.
 
-    pytest tests/environments/test_environments.py                 # every task of environments/, and its template
+    pytest tests/environments/test_environments.py                 # every task of environments/, its template, and OWN
     pytest tests/environments/test_environments.py --task my_task  # one task; a dotted module works, too
 
 Each check is held to a broken task at the end of this file. What is a task's own (is this the right reward?) stands in
@@ -29,11 +29,11 @@ from benchmarks.environments import random_plays
 from benchmarks.environments import replay as replay_plays
 from environments import _new, tasks
 from environments._numbers import truth
-from environments._template import Template
 from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
 from flows.repro.tasks import check_task
 from steps.policy.chat import Chat
 from tests.conftest import ROOT
+from tests.support.capitals import CapitalsTask
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 PLAYERS = ("scripted", "random", "gold", "bad")
@@ -48,6 +48,8 @@ PACKAGED = (  # one task of each package; more of them: docs/environments.md
     "reasoning_gym:chain_sum",
     "textarena:TowerOfHanoi-v0",
 )
+# A task of a user's, as an earlier `make new-task` wrote it: with players, a reward of parts, and an outcome.
+OWN = {"tests.support.capitals": _new.TEMPLATE}
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
 LONG = {"game_2048_whole"}  # gold thinks for seconds: a scenario of each split
 
@@ -97,7 +99,7 @@ class Task:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--task") or ["_template", *tasks(agents=False), *PACKAGED]
+        chosen = metafunc.config.getoption("--task") or ["_template", *OWN, *tasks(agents=False), *PACKAGED]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
 
 
@@ -106,7 +108,7 @@ def task(request: pytest.FixtureRequest) -> Task:
     name: str = request.param
     if not name.startswith("_"):
         check_task(name)
-    return Task(name, environments.load(name), ROOT / "tasks_data" / name.rpartition(".")[2])
+    return Task(name, environments.load(name), OWN.get(name, ROOT / "tasks_data" / name.rpartition(".")[2]))
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +384,7 @@ def holds(content: Any, secret: str) -> bool:
 
 
 def secrets(task: Task, scenario: Scenario) -> set[str]:
-    return texts([scenario.data.get(field) for field in getattr(task.env, "secret", ("answer",))])
+    return texts([scenario.data.get(field) for field in task.env.secret])
 
 
 def test_the_question_does_not_hold_the_answer(task: Task) -> None:
@@ -394,7 +396,6 @@ def test_the_question_does_not_hold_the_answer(task: Task) -> None:
 
 def test_tools_do_not_leak(task: Task) -> None:
     """Nor do the schemas. What the policy said itself is no leak, nor what it is told when all is over."""
-    shown = getattr(task.env, "shown", ())
     schemas = json.dumps([known.schema for known in task.env.tools().values()], ensure_ascii=False)
     for one in task.scenarios:
         secret_texts = secrets(task, one)
@@ -404,7 +405,7 @@ def test_tools_do_not_leak(task: Task) -> None:
             last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
             said = json.dumps([message for message in messages if message["role"] == "assistant"], ensure_ascii=False)
             for at, message in enumerate(messages[len(one.messages) :], len(one.messages)):
-                if message["role"] == "assistant" or message.get("name") in shown or (env.done and at > last):
+                if message["role"] == "assistant" or message.get("name") in task.env.shown or (env.done and at > last):
                     continue
                 leaked = [text for text in secret_texts if holds(message["content"], text) and not holds(said, text)]
                 assert not leaked, message
@@ -678,7 +679,7 @@ def test_any_value_can_be_called_with(task: Task) -> None:
             env = task.start(rng.choice(task.scenarios))
 
 
-# --- The checks can fail: each is given the template with one thing broken.
+# --- The checks can fail: each is given a task with one thing broken.
 
 
 def make_scenarios(made: Callable[[Any, Split, int, int], list[Scenario]]) -> Any:
@@ -686,10 +687,10 @@ def make_scenarios(made: Callable[[Any, Split, int, int], list[Scenario]]) -> An
 
 
 def changed_scenarios(**changes: Callable[[Scenario], Any]) -> Any:
-    """The template's, with fields made anew."""
+    """The task's, with fields made anew."""
 
     def made(data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
-        found = Template.scenarios(data, split, count, seed)
+        found = CapitalsTask.scenarios(data, split, count, seed)
         fields = [one.model_dump(exclude={"id"}) | {key: do(one) for key, do in changes.items()} for one in found]
         return [Scenario.make(**one) for one in fields]
 
@@ -697,7 +698,7 @@ def changed_scenarios(**changes: Callable[[Scenario], Any]) -> Any:
 
 
 def one_split(data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
-    found = Template.scenarios(data, "train", min(count, 70), seed)
+    found = CapitalsTask.scenarios(data, "train", min(count, 70), seed)
     return [Scenario.make(one.task, split, one.messages, one.data) for one in found]
 
 
@@ -742,7 +743,7 @@ FAILED = pytest.fail.Exception  # what did not raise, or did not end
 BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = [
     (
         test_the_same_seed_gives_the_same_scenarios,
-        {"scenarios": make_scenarios(lambda data, split, count, seed: Template.scenarios(data, split, count, 0))},
+        {"scenarios": make_scenarios(lambda data, split, count, seed: CapitalsTask.scenarios(data, split, count, 0))},
         AssertionError,
     ),
     (test_splits_share_nothing, {"scenarios": make_scenarios(one_split)}, AssertionError),
@@ -772,10 +773,10 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
     ),
     (
         test_data_made_for_practice_are_the_seeds_and_not_the_tasks,
-        {"practice": classmethod(lambda cls, data, seed: Template.load(_new.TEMPLATE))},
+        {"practice": classmethod(lambda cls, data, seed: CapitalsTask.load(_new.TEMPLATE))},
         AssertionError,
     ),
-    (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: Template.load(_new.TEMPLATE))}, FAILED),
+    (test_missing_data_is_named, {"load": classmethod(lambda cls, folder: CapitalsTask.load(_new.TEMPLATE))}, FAILED),
     (
         test_gold_succeeds_and_beats_bad,
         {"reward": rewards(lambda messages: Component("alike", 1.0, "any answer"))},
@@ -786,7 +787,7 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
         {"success": classmethod(lambda cls, scenario, messages: True)},
         AssertionError,
     ),
-    (test_gold_succeeds_and_beats_bad, {"gold": Template.bad}, AssertionError),
+    (test_gold_succeeds_and_beats_bad, {"gold": CapitalsTask.bad}, AssertionError),
     (
         test_gold_is_paid_more_than_random_play,
         {"reward": rewards(lambda messages: Component("calls", float(len(messages)), "the longer the better"))},
@@ -797,7 +798,7 @@ BROKEN: list[tuple[Callable[..., None], dict[str, Any], type[BaseException]]] = 
         {"random": lambda self, messages, rng: use("look_up", state="Peru")},
         AssertionError,
     ),
-    (test_the_scripted_player_sees_what_the_policy_sees, {"scripted": Template.gold}, AssertionError),
+    (test_the_scripted_player_sees_what_the_policy_sees, {"scripted": CapitalsTask.gold}, AssertionError),
     (test_every_episode_ends, {"play": lambda self, player, seed=0: Env.play(self, player, seed)[:3]}, AssertionError),
     (
         test_rewards_are_bounded_named_and_say_why,
@@ -849,10 +850,10 @@ def test_the_checks_can_fail(
 ) -> None:
     monkeypatch.setitem(globals(), "HANGS", 0.3)
     own = {
-        "look_up": Template.look_up,
-        "answer": Template.answer,
+        "look_up": CapitalsTask.look_up,
+        "answer": CapitalsTask.answer,
     }  # tools are not inherited
-    made = Task("_template", type("Broken", (Template,), own | changes), _new.TEMPLATE)
+    made = Task("capitals", type("Broken", (CapitalsTask,), own | changes), _new.TEMPLATE)
     given = {name: request.getfixturevalue(name) for name in inspect.signature(check).parameters if name != "task"}
     with pytest.raises(failure):
         check(made, **given)

@@ -10,10 +10,10 @@ import pytest
 import environments
 from benchmarks import hacks
 from benchmarks._hacks import GENERAL, HACKS
-from environments._template import Template
 from environments.base import Message, Scenario, use, words
 from environments.code_repair import CodeRepair
 from tests.conftest import ROOT
+from tests.support.capitals import CapitalsTask
 
 # Scenarios where not 48: there are many hacks, or each starts a process.
 COUNTS = {"code_repair": 4, "email_search_plus": 24, "game_2048": 24}
@@ -49,10 +49,10 @@ def test_hidden_tests_that_the_broken_code_passes_earn_nothing(passed: int, rewa
     assert sum(part.value for part in parts) == pytest.approx(reward)
 
 
-class Fooled(Template):
+class Fooled(CapitalsTask):
     """Believes whoever says that it was done."""
 
-    look_up, answer = Template.look_up, Template.answer
+    look_up, answer = CapitalsTask.look_up, CapitalsTask.answer
 
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
@@ -69,7 +69,7 @@ def test_a_task_that_believes_claims_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_benchmark_plays_as_the_task_does() -> None:
     """`episode` and `Env.play` end alike; the rewards of the row are those of the players."""
-    env = environments.load("_template")
+    env = CapitalsTask
     data = env.load(ROOT / "tasks_data" / "_template")
     [scenario] = env.scenarios(data, "test", 1, 1)
     messages = hacks.episode(env(scenario, data), GENERAL["silence"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ import pytest
 
 import environments
 from environments import _new
-from environments.base import Split
+from environments.base import Split, use
 from steps.core import params
 from tests.conftest import ROOT, copy_project, python
 
@@ -58,13 +59,15 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
         ("test", preset.scenarios.test),
     ):
         assert len(env.scenarios(facts, cast(Split, split), count, preset.seed)) == count
+    rules = ("tests/environments/test_environments.py", "--task", "river_names")
     for words in (
-        ("pytest", "-q", "-p", "no:cacheprovider", "tests/environments/test_environments.py", "--task", "river_names"),
+        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *rules, "-k", "river_names"),
         ("ruff", "check", "--no-cache", "environments/river_names.py"),
         ("ruff", "format", "--check", "--no-cache", "environments/river_names.py"),
     ):
         checked = do(python(*words), folder)
         assert checked.returncode == 0, checked.stdout
+        assert ("river_names has no gold player, which would bring" in checked.stdout) is (words[0] == "pytest")
     again = new_task(folder, "river_names")
     assert again.returncode == 2
     assert again.stderr == "the name river_names is taken: environments/river_names.py exists; choose another.\n"
@@ -100,6 +103,15 @@ def test_a_new_agent_passes_its_own_test(tmp_path: Path) -> None:
         assert checked.returncode == 0, checked.stdout
     again = do(python("environments._new", "river_agent", "--agent"), folder)
     assert again.stderr == "the name river_agent is taken: environments/river_agent.py exists; choose another.\n"
+
+
+def test_a_new_task_has_fifty_lines_at_most_and_defines_what_it_must() -> None:
+    """Data, scenarios, a success, and two tools."""
+    text = _new.source("rivers")
+    [env] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    methods = [node.name for node in env.body if isinstance(node, ast.FunctionDef)]
+    assert methods == ["load", "scenarios", "look_up", "answer", "success"]
+    assert len(text.splitlines()) <= 50
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,9 @@ def test_any_name_gives_a_module_with_one_environment(
     known = env.load(data.parent)
     [one] = env.scenarios(known, "train", 1, 1)
     assert one.task == name
-    assert env.success(one, env(one, known).play("gold"))
+    episode, right = env(one, known), use("answer", capital=one.data["answer"])
+    assert env.success(one, [*one.messages, right, *episode.step(right)])
+    assert episode.done
     assert module.parent.name == "environments"
 
 

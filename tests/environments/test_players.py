@@ -18,7 +18,6 @@ from benchmarks import environments as speed
 from benchmarks import hacks
 from environments._mixed import mixed
 from environments._players import BRINGS, NoPlayer
-from environments._template import Template
 from environments.base import Component, Env, Message, is_error, use, words
 from environments.multiplication import Multiplication
 from flows.promotion.judging import has_script
@@ -31,6 +30,7 @@ from steps.sampling.job import Job
 from tests.conftest import ROOT
 from tests.environments import test_environments as contract
 from tests.support.bare import Bare
+from tests.support.capitals import CapitalsTask
 
 NAME = "tests.support.bare"
 SENTENCE = "tests.support.bare has no scripted player, which would bring demonstrations that cost nothing, and "
@@ -125,14 +125,14 @@ def test_the_random_player_needs_no_code() -> None:
         for seed in range(30)
     }
     assert len(numbers) > 5
-    data = Template.load(ROOT / "tasks_data" / "_template")
-    [scenario] = Template.scenarios(data, "val", 1, 1)
+    data = CapitalsTask.load(ROOT / "tasks_data" / "_template")
+    [scenario] = CapitalsTask.scenarios(data, "val", 1, 1)
 
-    class Quiet(Template):
-        look_up, answer, random = Template.look_up, Template.answer, Env.random
+    class Quiet(CapitalsTask):
+        look_up, answer, random = CapitalsTask.look_up, CapitalsTask.answer, Env.random
 
     class Listening(Quiet):
-        look_up, answer = Template.look_up, Template.answer
+        look_up, answer = CapitalsTask.look_up, CapitalsTask.answer
 
         def hear(self, text: str) -> list[Message]:
             return []

@@ -10,17 +10,24 @@ from typing import Any
 
 import pytest
 
+import environments
 from environments import _new
+from environments._template import Template
+from environments.multiplication import Multiplication
 from tests.conftest import ROOT, run
 from tests.environments import test_environments as checks
-from tests.support.task_advice import sentence
+from tests.support.task_advice import gains, sentence
 
+# The same task with players, and a reward of parts.
+PLAYED = (
+    (ROOT / "tests/support/capitals.py").read_text().replace("CapitalsTask", "Shop").replace('"capitals"', '"shop"')
+)
 MISTAKES: dict[str, tuple[str, str, Callable[..., None] | None, str]] = {
     "too few scenarios": (
-        '"train": 0.6, "val": 0.2, "test": 0.2',
-        '"train": 0.97, "val": 0.02, "test": 0.01',
+        "train=0.6",
+        "train=0.97",
         None,
-        "Shop.scenarios raised ValueError: 4 scenarios need as many countries, and {split} has {n}: ask for fewer "
+        "Shop.scenarios raised ValueError: 4 scenarios were asked for, and {split} has {n}: ask for fewer "
         "({file}, line {line}): the checks draw 4 to 12 scenarios of each split (train, val, test): let each",
     ),
     "a file of another name": (
@@ -31,8 +38,8 @@ MISTAKES: dict[str, tuple[str, str, Callable[..., None] | None, str]] = {
         "put what it reads into tasks_data/<task>/",
     ),
     "a tool that raises": (
-        "if country not in self.data:",
-        'if country == "":',
+        'self.data.get(country) or error("there is no country of this name; look up another")',
+        "self.data[country]",
         checks.test_any_value_can_be_called_with,
         "Shop.look_up raised KeyError: {key} ({file}, line {line}): a tool never raises: where a call cannot be answered",
     ),
@@ -44,15 +51,15 @@ MISTAKES: dict[str, tuple[str, str, Callable[..., None] | None, str]] = {
         '("answer",)). '
         'The class attribute `shown` names the tools that are there to show it, as in shown = ("look_up",). What was seen: ',
     ),
-    "a reward of the last turn": (
-        "right = cls.success(scenario, messages)",
-        'right = messages[1]["role"] == "assistant" and cls.success(scenario, messages)',
+    "a success of the last turn": (
+        'given = accepted(messages, "answer")',
+        'given = accepted(messages, "answer") if messages[1]["role"] == "assistant" else None',
         checks.test_rewards_are_bounded_named_and_say_why,
-        "Shop.reward raised IndexError: {text} ({file}, line {line}): it gets every transcript, also one that was cut off",
+        "Shop.success raised IndexError: {text} ({file}, line {line}): it gets every transcript, also one that was cut off",
     ),
     "scenarios without a seed": (
-        'Random(f"{split} {seed}")',
-        "Random()",
+        "draw(data, split, count, seed, train=0.6)",
+        "draw(data, split, count, 1, train=0.6)",
         checks.test_the_same_seed_gives_the_same_scenarios,
         "Shop.scenarios must give as many different scenarios of the split as are asked for, the same for the same seed; ",
     ),
@@ -81,8 +88,8 @@ MISTAKES: dict[str, tuple[str, str, Callable[..., None] | None, str]] = {
         "Shop: success is None, and neither True nor False. What `reward` gives must be finite numbers",
     ),
     "no Python": (
-        "def load(cls, folder: Path) -> Facts:",
-        "def load(cls, folder: Path) -> Facts",
+        "def load(cls, folder: Path) -> dict[str, str]:",
+        "def load(cls, folder: Path) -> dict[str, str]",
         None,
         "no valid Python",
     ),
@@ -109,8 +116,7 @@ def checked(path: Path, check: Callable[..., None] | None) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_beginners_mistake_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     before, after, check, expected = MISTAKES[mistake]
-    source = _new.source("shop")
-    assert source.count(before) == 1
+    source = next(text for text in (_new.source("shop"), PLAYED) if text.count(before) == 1)
     (tmp_path / "shop.py").write_text(source.replace(before, after))
     monkeypatch.setitem(sys.modules, "environments.shop", sys.modules[__name__])  # as importing it would leave it
     with pytest.raises(Exception) as raised:  # noqa: PT011  (its text is compared below)
@@ -122,12 +128,26 @@ def test_a_beginners_mistake_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     assert "\n" not in said
 
 
+def test_what_a_task_could_have_besides_is_a_sentence_each() -> None:
+    """A task that has it all is told nothing; an agent of your own, and a package's environment, can have none of it."""
+    sentences = gains("shop", type("Shop", (Template,), {"__module__": "environments.shop"}))
+    parts = ("gold player", "bad player", "scripted player", "`sources`", "`cluster`", "`decisions`")
+    for text, part in zip(sentences, parts, strict=True):
+        assert text.startswith(f"shop has no {part}, ")
+        assert "which would bring " in text
+        assert ". " not in text
+    assert "each scenario counts as independent, and the gate says so" in sentences[4]
+    assert gains("email_search", environments.load("email_search")) == []
+    starts = [text.partition(",")[0] for text in gains("multiplication", Multiplication)]
+    assert starts == ["multiplication has no `sources`", "multiplication has no `decisions`"]
+    assert gains("_agent_template", environments.load("_agent_template")) == []
+    assert gains("gymnasium:Taxi-v4", Template) == []
+
+
 def test_check_task_shows_it_in_place_of_a_traceback(tmp_path: Path) -> None:
     """The name is the template's, whose data it then takes."""
     text = (
-        (ROOT / "environments/_template.py")
-        .read_text()
-        .replace(".format(country=country)", ".format(country=country) + data[country]")
+        (ROOT / "environments/_template.py").read_text().replace(".format(country)", ".format(country) + data[country]")
     )
     (tmp_path / "own").mkdir()
     (tmp_path / "own/_template.py").write_text(text)

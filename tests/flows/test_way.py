@@ -16,6 +16,8 @@ from steps.core.errors import UserError
 from steps.core.params import Params, load
 from tests.conftest import ROOT
 
+TASK = "tests.support.capitals"
+PRESET = (ROOT / "tasks_data/_template/preset.yaml").read_text().replace("task: _template", f"task: {TASK}")
 SPEAKS = Readiness(64, 0, 60, 0, 64, 9, 8, 5)
 SILENT = Readiness(64, 0, 0, 64, 64, 0, 8, 4)
 SOLVED = Readiness(64, 0, 64, 0, 64, 64, 8, 0)
@@ -25,9 +27,9 @@ BROKEN = Readiness(64, 64, 0, 0, 0, 0, 8, 0, "no database")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the template's data, whose task is the template."""
-    shutil.copytree(ROOT / "tasks_data/_template", tmp_path / "tasks_data/_template")
-    (tmp_path / "params.yaml").write_text((ROOT / "tasks_data/_template/preset.yaml").read_text())
+    """A folder with the data and the preset of a small task with a player."""
+    shutil.copytree(ROOT / "tasks_data/_template", tmp_path / "tasks_data" / TASK)
+    (tmp_path / "params.yaml").write_text(PRESET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flows.repro.parameters.check_task", lambda task: None)  # which knows no template
     monkeypatch.setattr(way.start, "prepare", lambda params, keep=False: [])
@@ -59,12 +61,12 @@ def test_one_that_does_not_is_taught_by_the_scripted_player(project: Path) -> No
 
 
 def test_demonstrations_of_the_task_and_good_conversations_go_before_the_player(project: Path) -> None:
-    own = project / "tasks_data/_template/demonstrations.jsonl"
+    own = project / "tasks_data" / TASK / "demonstrations.jsonl"
     own.write_text("")
     assert way.material(load("params.yaml", Params)) == ["demonstrations.jsonl"]
-    (project / "ingested/_template").mkdir(parents=True)
-    (project / "ingested/_template/demonstrations.jsonl").write_text("")
-    both = ["demonstrations.jsonl", "ingested/_template/demonstrations.jsonl"]
+    (project / "ingested" / TASK).mkdir(parents=True)
+    (project / "ingested" / TASK / "demonstrations.jsonl").write_text("")
+    both = ["demonstrations.jsonl", f"ingested/{TASK}/demonstrations.jsonl"]
     assert way.material(load("params.yaml", Params)) == both
 
 
@@ -74,7 +76,7 @@ def test_demonstrations_of_the_task_and_good_conversations_go_before_the_player(
         (
             SILENT,
             "cut off: 64 of 64",
-            ["rollout.max_tokens", "30 demonstrations to tasks_data/_template/demonstrations.jsonl"],
+            ["rollout.max_tokens", f"30 demonstrations to tasks_data/{TASK}/demonstrations.jsonl"],
         ),
         (SPEAKS._replace(called=0), "no valid call: 0 of 64", ["a player `scripted`", "PRESET=smollm2"]),
         (SPEAKS._replace(succeeded=0), "no success: 0 of 64", ["30 demonstrations"]),
@@ -113,7 +115,7 @@ def test_the_way_is_set_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch) 
     assert params.sft is not None
     assert choose(SILENT)[0] == load("params.yaml", Params), "with a section sft nothing is measured"
     monkeypatch.setattr(collect, "has_examples", lambda params: False)
-    (project / "params.yaml").write_text((ROOT / "tasks_data/_template/preset.yaml").read_text())
+    (project / "params.yaml").write_text(PRESET)
     with pytest.raises(UserError, match=r"train\.way is sft, and there is nothing to learn from"):
         choose(SPEAKS, way="sft")
 

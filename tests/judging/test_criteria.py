@@ -14,13 +14,13 @@ import pytest
 
 import environments
 from environments import tasks
-from environments._template import Template
 from environments.base import Env, Message, Outcome, Scenario, Split, use, words
 from steps.core.params import Criteria
 from steps.core.records import StopReason, Trajectory, Turn, read_records, write_records
 from steps.judging import criteria as judge
 from steps.judging.criteria import accuracy, alike, clamp, completeness, criteria, efficiency, satisfaction
 from tests.conftest import ROOT
+from tests.support.capitals import CapitalsTask
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 EACH = 4  # scenarios of a split
@@ -58,8 +58,8 @@ def played(scenario: Scenario, messages: Sequence[Message], stop: StopReason = "
 
 
 def capital(*turns: Message) -> list[Message]:
-    """A transcript of the template's task."""
-    env, messages = Template(PERU, {"Peru": "Lima", "Chile": "Santiago"}), list(PERU.messages)
+    """A transcript of the capitals' task."""
+    env, messages = CapitalsTask(PERU, {"Peru": "Lima", "Chile": "Santiago"}), list(PERU.messages)
     for turn in turns:
         messages += [turn, *env.step(turn)]
     return messages
@@ -281,7 +281,7 @@ def test_the_whole_is_the_weighted_sum(
     turns: list[Message], stop: StopReason, tokens: int, parts: tuple[float, ...]
 ) -> None:
     settings = Criteria(accuracy=0.4, efficiency=0.3, completeness=0.2, satisfaction=0.1, tokens_per_second=50)
-    reward = criteria(Template, PERU, played(PERU, capital(*turns), stop, tokens), settings)
+    reward = criteria(CapitalsTask, PERU, played(PERU, capital(*turns), stop, tokens), settings)
     weighted = [weight * part for weight, part in zip((0.4, 0.3, 0.2, 0.1), parts, strict=True)]
     assert reward.score == pytest.approx(sum(weighted))
     assert list(reward.components) == ["accuracy", "efficiency", "completeness", "satisfaction"]
@@ -304,7 +304,7 @@ def test_the_whole_is_the_weighted_sum(
 def test_the_weights_are_those_that_are_set(weights: tuple[float, ...], score: float) -> None:
     names = ("accuracy", "efficiency", "completeness", "satisfaction")
     settings = Criteria.model_validate(dict(zip(names, weights, strict=True)))
-    assert criteria(Template, PERU, played(PERU, capital(LOOK, LOOK, LOOK, LIMO)), settings).score == pytest.approx(
+    assert criteria(CapitalsTask, PERU, played(PERU, capital(LOOK, LOOK, LOOK, LIMO)), settings).score == pytest.approx(
         score
     )
 
@@ -313,12 +313,14 @@ def test_response_time_is_told_from_tokens() -> None:
     trajectory = played(PERU, capital(LOOK, LIMA), tokens=1500)
     for speed, value in ((100.0, 1.0), (50.0, 0.5), (25.0, 0.0)):  # 30, 60 and 120 s
         settings = Criteria(tokens_per_second=speed)
-        assert criteria(Template, PERU, trajectory, settings).components["satisfaction"] == pytest.approx(0.1 * value)
+        assert criteria(CapitalsTask, PERU, trajectory, settings).components["satisfaction"] == pytest.approx(
+            0.1 * value
+        )
 
 
 def test_a_failed_episode_is_unscored() -> None:
     trajectory = played(PERU, capital(LOOK, LIMA), "error").model_copy(update={"error": "the server went away"})
-    reward = criteria(Template, PERU, trajectory, Criteria())
+    reward = criteria(CapitalsTask, PERU, trajectory, Criteria())
     assert (reward.score, reward.success, reward.components) == (None, False, {})
     assert reward.explanation == "the episode failed: the server went away"
 
@@ -331,7 +333,7 @@ def test_what_the_policy_writes_is_not_quoted(tmp_path: Path) -> None:
         "tool_calls": [{"function": {"name": "answer", "arguments": {"a": "\ud800"}}}],
     }
     rewards = [
-        criteria(Template, PERU, played(PERU, capital(odd, words("\ud800\0"), LIMA)), Criteria()) for _ in range(2)
+        criteria(CapitalsTask, PERU, played(PERU, capital(odd, words("\ud800\0"), LIMA)), Criteria()) for _ in range(2)
     ]
     for number, reward in enumerate(rewards):
         write_records([reward], tmp_path / str(number))
@@ -372,7 +374,7 @@ def test_where_no_answer_is_hidden_nothing_is_expected() -> None:
 
 
 def each_task() -> list[str]:
-    return ["_template", *tasks(agents=False)]
+    return ["_template", "tests.support.capitals", *tasks(agents=False)]
 
 
 @pytest.fixture(scope="module", params=each_task())
@@ -394,7 +396,7 @@ def plays(request: pytest.FixtureRequest) -> list[tuple[type[Env], Scenario, str
 
 def loaded(name: str) -> tuple[type[Env], Any]:
     env = environments.load(name)
-    return env, env.load(ROOT / "tasks_data" / name)
+    return env, env.load(ROOT / "tasks_data" / ("_template" if "." in name else name))
 
 
 def judged(env: type[Env], scenario: Scenario, messages: Sequence[Message], done: bool) -> Any:
@@ -437,7 +439,7 @@ def cuts(scenario: Scenario, messages: Sequence[Message]) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("task", "player", "required"),
     [
-        ("_template", "bad", [{"answer": True}]),
+        ("tests.support.capitals", "bad", [{"answer": True}]),
         ("email_search", "gold", [{"search": True, "read": True, "answer": True}]),
         ("email_search", "bad", [{"search": False, "read": False, "answer": True}]),
         ("email_search_plus", "gold", [{"search": True, "read": True, "answer": True}]),

@@ -386,4 +386,7 @@ def test_the_verdict_says_what_its_level_rests_on() -> None:
     )
     alone = [str(number) for number in range(100)]
     assert "No two scenarios are alike by what the task says." in verdict_report.note(judged(clusters=alone))
+    silent = "The task does not say which scenarios are alike, so each counts as independent."
+    assert silent in verdict_report.note(judged())
+    assert silent not in text
     assert "this is no look at the test split" in verdict_report.note(judged(0))

@@ -1,7 +1,8 @@
 """What is wrong with a task of your own, as a sentence: `make check-task` shows it in place of pytest's traceback.
 
 tests/environments/conftest.py asks for it. A sentence names the class and the method, says what a task must do there, and
-what was seen. Left out: mistakes in several methods at once, of which each check shows the first.
+what was seen. Where all checks pass, `gains` says what the task could have besides. Left out: mistakes in several methods at
+once, of which each check shows the first.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from environments._numbers import UnusableNumber
+from environments.base import Env
+from steps.core import alike
 from steps.core.errors import UserError
 
+# What a task may have besides, and is asked for after the checks. BRINGS of environments/_players.py has the players.
+GAINS = {
+    "sources": "the proof that no held-out scenario has its answer from what training was shown: set it to the keys of a "
+    "scenario's data that say where the answer comes from",
+    "cluster": "intervals at the gate that allow for alike scenarios: define it to name the group that a scenario is of, "
+    "such as its inbox; without it or `sources`, each scenario counts as independent, and the gate says so",
+    "decisions": "a table of skills in each evaluation: define it to list the decisions in a transcript, right or wrong",
+}
 LONGEST = 300  # characters of what was seen
 ROOT = Path(__file__).parent.parent.parent
 TRACEBACK = 'ARGS="--tb=long" shows Python\'s traceback'
 
-DRAWN = 'draw with Random(f"{split} {seed}"), and make each by Scenario.make(task, split, messages, data)'
+DRAWN = "take what they are about from base.draw(items, split, count, seed), and make each by Scenario.make"
 NO_RAISE = (
     'a tool never raises: where a call cannot be answered, it returns base.error("what was wrong, and what to do")'
 )
@@ -47,7 +58,7 @@ DEMANDS = {
     "test_splits_share_nothing": (
         "scenarios",
         "must give no scenario to two splits: decide the split by what a scenario is about, as in "
-        "base.split_of(country, SHARES)",
+        "base.draw(countries, split, count, seed)",
     ),
     "test_alike_scenarios_are_of_one_split": (
         "cluster",
@@ -152,8 +163,6 @@ def raised_in(error: BaseException) -> Place | None:
 
 def is_task(path: Path, module: dict[str, object]) -> bool:
     """Whether a file is a task's: a module that defines an Env. A test that breaks one is taken for its module, too."""
-    from environments.base import Env
-
     if path.parent.name in ("support", "site-packages") or path.name == "test_environments.py":
         return False
     name = module.get("__name__")
@@ -188,6 +197,16 @@ def sentence(check: str, error: BaseException, owner: str) -> str:
         "" if isinstance(error, AssertionError) or not isinstance(error, Exception) else f"{type(error).__name__}: "
     )
     return f"{owner}.{method} {demand}. What was seen: {raised}{seen}. {TRACEBACK}."
+
+
+def gains(task: str, env: type[Env]) -> list[str]:
+    """What a task would gain by parts that it lacks, a sentence each. None for agents and environments of packages."""
+    if env.is_agent or ":" in task:
+        return []
+    decides = env.decisions.__func__ is not Env.decisions.__func__  # type: ignore[attr-defined]
+    has = {"sources": bool(env.sources), "cluster": alike.says(env), "decisions": decides}
+    sentences = [f"{env.lacks(player)}." for player in ("gold", "bad", "scripted") if not env.has_player(player)]
+    return sentences + [f"{task} has no `{part}`, which would bring {GAINS[part]}." for part in GAINS if not has[part]]
 
 
 def shortened(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 import environments
 from addons.supervised import generate
 from environments import _new
-from environments._template import Template
 from environments.base import Scenario, normalise, split_of
 from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
 from steps.data.generated import essence, read_generated
 from tests.conftest import ROOT
+from tests.support.capitals import CapitalsTask
 from tests.support.openai_server import Body, Server, last
 
 DATA = Multiplication.load(ROOT / "tasks_data" / "multiplication")
@@ -330,11 +331,16 @@ def test_the_scenarios_stage_takes_generated_ones_in(tmp_path: Path) -> None:
 # --- Any task
 
 
-def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(tmp_path: Path) -> None:
-    facts = Template.load(ROOT / "tasks_data" / "_template")
+def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "tests.support.capitals"
+    shutil.copytree(ROOT / "tasks_data/_template", tmp_path / "tasks_data" / task)
+    monkeypatch.chdir(tmp_path)
+    facts = CapitalsTask.load(tmp_path / "tasks_data" / task)
     foreign = next(  # its words would be for training, and the task draws it for another split
         scenario
-        for scenario in generate.drawn(Template, facts, [])["val"]
+        for scenario in generate.drawn(CapitalsTask, facts, [])["val"]
         if split_of(normalise(scenario.messages[-1]["content"])) == "train"
     )
 
@@ -351,7 +357,7 @@ def test_a_task_without_a_check_of_its_own_has_its_scripted_player_try(tmp_path:
         about("Peru", "A friend of mine wants to know how one gets from Chile to its capital by train"),  # hidden: Lima
     ]
     with Server(lambda body: json.dumps(said[number(body) % len(said)])) as server:
-        words = ["--task", "_template", "--out", str(tmp_path / "a.jsonl"), "--count", "6", "--max-calls", "6"]
+        words = ["--task", task, "--out", str(tmp_path / "a.jsonl"), "--count", "6", "--max-calls", "6"]
         assert generate.main([*words, "--model", "writer", "--url", server.url]) == 2
     refused = report(tmp_path / "a.jsonl")["refused"]
     assert report(tmp_path / "a.jsonl")["solvable"] == "checked by the scripted player"

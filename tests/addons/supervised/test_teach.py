@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,14 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, words: list[str], reason: str) 
 
 
 def test_all_scenarios_are_played_where_there_are_fewer_than_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As for a task of `make new-task`, whose 60 scenarios are fewer than the 200 of the default."""
-    env = environments.load("_template")
-    data = env.load(ROOT / "tasks_data/_template")
+    """As for a task like that of `make new-task`, whose scenarios are fewer than the 200 of the default."""
+    task = "tests.support.capitals"
+    shutil.copytree(ROOT / "tasks_data/_template", tmp_path / "tasks_data" / task)
+    monkeypatch.chdir(tmp_path)
+    env = environments.load(task)
+    data = env.load(environments.data_of(task))
     for count in (1, 2, 7, 60):
         assert len(teach.training_scenarios(env, data, count, 1)) == count
     assert capsys.readouterr().out == ""
@@ -90,7 +94,7 @@ def test_all_scenarios_are_played_where_there_are_fewer_than_asked_for(
         env.scenarios(data, "train", len(drawn) + 1, 1)
     said = f"the task has {len(drawn)} training scenarios, and not 200: all of them are played"
     assert said in capsys.readouterr().out
-    assert teach.main(["--task", "_template", "--out", str(tmp_path / "all.jsonl"), "--scripted"]) == 0
+    assert teach.main(["--task", task, "--out", str(tmp_path / "all.jsonl"), "--scripted"]) == 0
     assert len(read_demonstrations(tmp_path / "all.jsonl")[0]) == len(drawn)
 
 
@@ -106,7 +110,7 @@ def test_a_task_without_training_scenarios_is_a_sentence() -> None:
 
 def test_other_demonstrations_in_the_file_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, before = tmp_path / "taught.jsonl", tmp_path / "taught.jsonl.before"
-    words = ["--task", "_template", "--out", str(out), "--scripted", "--count"]
+    words = ["--task", "multiplication", "--out", str(out), "--scripted", "--count"]
     for count in ("3", "3"):
         assert teach.main([*words, count]) == 0
         assert not before.exists()
@@ -115,4 +119,4 @@ def test_other_demonstrations_in_the_file_are_kept(tmp_path: Path, capsys: pytes
     assert before.read_text() == written
     printed = capsys.readouterr().out
     assert f"kept in {before}" in printed
-    assert f"make train TASK=_template ARGS='--set sft.demonstrations=[{out}]'" in printed
+    assert f"make train TASK=multiplication ARGS='--set sft.demonstrations=[{out}]'" in printed
