@@ -102,7 +102,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export VLLM_DO_NOT_TRACK := 1
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help install dev venv environment needed ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test long faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
+.PHONY: help install dev venv environment needed ready plan train try flywheel new-task new-agent new-mcp new-harness check-task test nightly faults fuzz bench gpu-check gpu-site gpu-sparse gpu-stack gpu-engine gpu-train gpu-wheels check format promote reproduce mlflow prefect ui serve vllm-server ask view browser ledger ray lock doctor audit clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do \
@@ -200,8 +200,10 @@ test: dev  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
-long: dev  ## more of what a shorter test of make test shows: other model families, vLLM as a judge, Ray Train
-	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m long $(ARGS)
+# Each part runs whether or not another fails.
+nightly: dev  ## what make test leaves out: the tests marked nightly, make faults, make fuzz; hours (ARGS goes to all tests)
+	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
+	$(MAKE) faults ARGS= || failed=1; $(MAKE) fuzz || failed=1; [ -z "$$failed" ]
 
 faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
 	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table

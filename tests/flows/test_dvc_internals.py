@@ -124,7 +124,7 @@ def test_stopped_anywhere_the_next_run_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_sweep_can_fail(tmp_path: Path) -> None:
     process = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
     assert process.returncode == 1

@@ -258,7 +258,7 @@ def test_repro_from_nothing_gives_the_same_hashes(project: Project) -> None:
     assert stop_workers(project.folder) == 1
 
 
-@pytest.mark.long  # by the worker above; here each process imports all there is
+@pytest.mark.nightly  # by the worker above; here each process imports all there is
 def test_stages_in_processes_of_their_own_give_the_same_hashes(project: Project) -> None:
     """A rollout and an update."""
     before = lock(project.folder)

@@ -164,7 +164,7 @@ def test_servers_have_no_keys_of_others_and_files_are_the_owners(ui: Ui) -> None
     assert open_to_others == []
 
 
-@pytest.mark.long  # tests/flows/test_deploy.py asks the same of a stand-in
+@pytest.mark.nightly  # tests/flows/test_deploy.py asks the same of a stand-in
 def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     deployment = ui.deployment("train")
     for cron in ("0 2 * * *", "0 2 * * *", "0 6 * * 1"):
@@ -177,7 +177,7 @@ def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     assert sorted(crons) == ["0 2 * * *", "0 6 * * 1"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
     process = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
     assert process.returncode == 0, process.stderr[-3000:]

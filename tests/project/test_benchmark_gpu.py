@@ -283,7 +283,7 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_iterations_at_toy_size(tmp_path: Path) -> None:
     """In one process: a warm engine samples the same, and an engine with a stale adapter is noticed."""
     done = subprocess.run(

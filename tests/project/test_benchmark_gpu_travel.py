@@ -49,7 +49,7 @@ def test_gpu_check_runs_on_what_travels(tree: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_gpu_train_runs_on_what_travels(tree: Path) -> None:
     """json_records, with an engine that compiles nothing."""
     words = ("--toy", "--once", "--eager", "--task", "json_records")

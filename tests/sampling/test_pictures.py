@@ -27,7 +27,7 @@ def measured(folder: Path, *words: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1]))
 
 
-@pytest.mark.long  # the short form is the sampler's check of the next test
+@pytest.mark.nightly  # the short form is the sampler's check of the next test
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
 def test_sampler_and_trainer_see_the_same(family: str, tmp_path: Path) -> None:
     found = measured(tmp_path, family)
@@ -47,8 +47,8 @@ def test_sampler_and_trainer_see_the_same(family: str, tmp_path: Path) -> None:
     ("family", "groups", "attempts"),
     [
         ("qwen2.5-vl", 2, 2),
-        pytest.param("qwen2.5-vl", 5, 4, marks=pytest.mark.long),
-        pytest.param("qwen3-vl", 5, 4, marks=pytest.mark.long),
+        pytest.param("qwen2.5-vl", 5, 4, marks=pytest.mark.nightly),
+        pytest.param("qwen3-vl", 5, 4, marks=pytest.mark.nightly),
     ],
 )
 def test_episodes_of_an_agent_pass_the_stages(family: str, groups: int, attempts: int, tmp_path: Path) -> None:
