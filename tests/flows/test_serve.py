@@ -166,11 +166,15 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     assert all(key == "Bearer hf_planted_secret" for _, key, _ in Hub.calls)
     asked = json.loads(Hub.calls[0][2])
     assert asked.get("private") is True or asked.get("visibility") == "private", asked
-    without = {name: value for name, value in known.items() if name != "HF_TOKEN"}
-    words[4] = str(tmp_path / "again")
-    done = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
-    assert not (tmp_path / "again").exists(), "nothing is written first"
+
+
+def test_a_push_without_a_token_writes_nothing(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert export.main(["--to", str(tmp_path / "again"), "--push", "me/agent"]) == 2
+    assert "HF_TOKEN is not set" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
 
 
 def evaluated_turns(folder: Path) -> list[Turn]:

@@ -45,6 +45,7 @@ def policy() -> Policy:
         os.chdir(before)
 
 
+@pytest.mark.nightly  # tests/policy/test_families.py shows it of a random model
 def test_an_adapter_answers_the_same_in_stock_peft_and_in_vllm(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
