@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steps.runner.handover import stop_workers
 from tests.conftest import Project, python, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -105,14 +104,11 @@ def copy(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_next_command_has_the_same_hashes_again(copy: Path, fault: str) -> None:
     before = (copy / "dvc.lock").read_bytes()
     FAULTS[fault](copy)
-    done = run(["dvc", "repro"], copy, OMP_WAIT_POLICY="passive")
-    try:
-        assert done.returncode == 0, done.stderr
-        assert yaml.safe_load((copy / "dvc.lock").read_bytes()) == yaml.safe_load(before)
-        status = run(["dvc", "status"], copy)
-        assert "up to date" in status.stdout, status.stdout + status.stderr
-    finally:
-        stop_workers(copy)
+    done = run(["dvc", "repro"], copy, FLYWHEEL_WORKER="off")  # which would import everything for at most one stage
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((copy / "dvc.lock").read_bytes()) == yaml.safe_load(before)
+    status = run(["dvc", "status"], copy)
+    assert "up to date" in status.stdout, status.stdout + status.stderr
 
 
 def test_a_lock_file_that_is_damaged_is_one_sentence(copy: Path) -> None:

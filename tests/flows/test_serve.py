@@ -1,4 +1,4 @@
-"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters.
+"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; by night vLLM swaps adapters.
 
 Stock PEFT and vLLM's stock OpenAI server, which flows.serve starts, answer with the tokens of the evaluation.
 """
@@ -227,11 +227,13 @@ def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         (published / "params.yaml").write_text(settings)
 
 
+@pytest.mark.nightly
 def test_the_engine_does_not_take_half_of_the_memory(published: Path, served: Served) -> None:
     log = (published / ".flywheel/serve.log").read_text()
     assert re.search(r"Explicitly set \(1\.0/[\d.]+\) GiB for KV cache", log), log[-2000:]
 
 
+@pytest.mark.nightly
 def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
     model = params.load(published / "params.yaml", params.RegisterParams).model
     registry = read_registry(published, model)
@@ -269,6 +271,7 @@ def status(served: Served, method: str, path: str, body: Any, **headers: str) ->
         return problem.code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "path", "body"), PROBES)
 def test_the_real_server_is_guarded(served: Served, method: str, path: str, body: Any) -> None:
     key = {"Authorization": f"Bearer {served.token}"}
@@ -278,6 +281,7 @@ def test_the_real_server_is_guarded(served: Served, method: str, path: str, body
     assert status(served, "GET", "/health", None, Host="evil.example") == 200
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Served, stream: bool) -> None:
     store = Store(published / ".flywheel/capture")
@@ -308,6 +312,7 @@ def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Se
     assert call["metadata"] == {"owner": "me"}
 
 
+@pytest.mark.nightly
 def test_the_served_champion_plays_an_episode(published: Path, served: Served) -> None:
     done = run(python("flows.ask", "--port", str(served.port), "--scenario", "2"), published)
     assert done.returncode == 0, done.stderr
@@ -317,6 +322,7 @@ def test_the_served_champion_plays_an_episode(published: Path, served: Served) -
     assert "ended: the environment said that it is done" in done.stdout, done.stdout
 
 
+@pytest.mark.nightly
 def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published: Path, served: Served) -> None:
     name = params.load(published / "params.yaml", params.RegisterParams).model
     registry = read_registry(published, name)
@@ -365,6 +371,7 @@ def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published
     wait_for(f"now serving version {champion} in place of {other}")
 
 
+@pytest.mark.nightly
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
     process, port, token, log = served
     known = params.load(published / "params.yaml", params.RegisterParams)

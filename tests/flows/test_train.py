@@ -255,6 +255,18 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
+def test_an_iteration_that_is_made_again_has_the_same_hashes(project: Project, tmp_path: Path) -> None:
+    """Sampled, scored and trained on, in another folder."""
+    folder = shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
+    shutil.rmtree(folder / "run/001")
+    shutil.rmtree(folder / ".dvc/cache")
+    again = run(["dvc", "repro", "update@001"], folder, seconds=600)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert lock(folder) == lock(project.folder)
+    assert stop_workers(folder) == 1
+
+
+@pytest.mark.nightly
 def test_repro_from_nothing_gives_the_same_hashes(project: Project) -> None:
     before = lock(project.folder)
     shutil.rmtree(project.folder / ".dvc/cache")
@@ -361,6 +373,7 @@ def test_a_killed_flow_leaves_nothing_half_written(fresh: Path, prefect_server: 
     assert not (fresh / "run/000/evaluation").exists()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_on_a_terminal_ends_a_flow_with_a_server_of_its_own(fresh: Path) -> None:
     """It reaches the server, too, which has to live until it knows how the run ended."""
     log, until = fresh / ".flywheel/train.log", time.monotonic() + 120

@@ -88,8 +88,12 @@ def check_storm(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["rows", pytest.param("storm", marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("one_thread")
 def test_batches_with_the_real_engine(check: str, tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
+    from steps.training.grpo import Trainer
+
+    Trainer(Policy(base_model=str(ROOT / Policy().base_model)), seed=SEED).save_adapter(tmp_path / "adapter")
     words = f"from tests.gateway import test_play as t; t.checked({check!r}, {os.fspath(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
@@ -97,8 +101,7 @@ def test_batches_with_the_real_engine(check: str, tmp_path: Path) -> None:
 
 def checked(check: str, folder: str) -> None:
     """Journals and logs go to this folder."""
-    adapter = storm.fresh_adapter(Path(folder))
     (Path(folder) / "tasks_data").symlink_to(ROOT / "tasks_data")
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.fspath(ROOT)
-    {"rows": check_rows, "storm": check_storm}[check](adapter)
+    {"rows": check_rows, "storm": check_storm}[check](Path(folder) / "adapter")
