@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from flows import forget, ingest
+from flows.repro import forgetting
 from flows.repro.parameters import set_params
+from steps.core import params
 from steps.core.errors import UserError
-from steps.traces import files, unchanged
+from steps.traces import files, sources, unchanged
 from steps.traces.records import key_of
 from tests.project.test_readme import commands
 
@@ -36,7 +38,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(root)
+    for module in (sources, forgetting):
+        monkeypatch.setattr(module, "load_task", load_once)
     return root
+
+
+TASKS: dict[str, sources.Task] = {}
+load_task = sources.load_task
+
+
+def load_once(root: Path, settings: params.Params) -> sources.Task:
+    """The task, whose scenarios are drawn once for all tests with the same settings."""
+    key = settings.model_dump_json()
+    if key not in TASKS:
+        TASKS[key] = load_task(root, settings)
+    return TASKS[key]
 
 
 def run(root: Path, *words: str, consented: bool = False) -> Any:
