@@ -200,10 +200,11 @@ test: dev  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
-# Each part runs whether or not another fails.
-nightly: dev  ## what make test leaves out: the tests marked nightly, make faults, make fuzz; hours (ARGS goes to all tests)
+# Each part runs whether or not another fails. Like CHECK, BY_NIGHT does not name MAKE in a line of its own.
+BY_NIGHT = $(MAKE) --no-print-directory
+nightly: dev  ## what make test leaves out: tests/NIGHTLY.md, make faults, make fuzz; hours (ARGS="-k name": of the tests alone)
 	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
-	$(MAKE) faults ARGS= || failed=1; $(MAKE) fuzz || failed=1; [ -z "$$failed" ]
+	$(if $(ARGS),,$(BY_NIGHT) faults || failed=1; $(BY_NIGHT) fuzz || failed=1;) [ -z "$$failed" ]
 
 faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
 	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table
