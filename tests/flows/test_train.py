@@ -229,8 +229,8 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
         score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
         name, more = ("again", ["--update"]) if is_trained else ("judged", [])
         words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", name, *more)
-        worker = {} if is_trained else {"FLYWHEEL_WORKER": "off"}  # judging alone needs no engine and no trainer
-        process = run(words, project.folder, PREFECT_API_URL=project.api, **worker)
+        worker = "on" if is_trained else "off"  # judging alone needs no engine and no trainer
+        process = run(words, project.folder, PREFECT_API_URL=project.api, FLYWHEEL_WORKER=worker)
     assert process.returncode == 0, process.stderr
     folder = project.folder / "run/rescored" / name
     rows = json.loads((folder / "comparison.json").read_text())
@@ -337,8 +337,9 @@ def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_s
     kept = (fresh / "params.yaml").read_text()
     try:
         change_params(fresh, {"policy": {"base_model": "no/such-model"}})
-        variables = {"PREFECT_API_URL": prefect_server, "HF_HUB_OFFLINE": "1", "FLYWHEEL_WORKER": "off"}
-        process = run(python("flows.train"), fresh, **variables)
+        process = run(
+            python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1", FLYWHEEL_WORKER="off"
+        )
     finally:
         (fresh / "params.yaml").write_text(kept)
     assert process.returncode == 2

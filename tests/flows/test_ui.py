@@ -98,6 +98,7 @@ def test_a_turn_of_the_flywheel_without_anything_new_trains_nothing_and_says_so(
     assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
     failed = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
     assert failed["state_type"] == "FAILED"
