@@ -21,7 +21,7 @@ from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 QUESTIONS = ("What is the capital of France?", "What is 3 * 4?", "Write the name Grace as JSON with the key name.")
 TOKENS = 12
 
@@ -45,7 +45,6 @@ def policy() -> Policy:
         os.chdir(before)
 
 
-@pytest.mark.nightly  # tests/policy/test_families.py shows it of a random model
 def test_an_adapter_answers_the_same_in_stock_peft_and_in_vllm(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
