@@ -161,7 +161,7 @@ ready:
 		echo "There is no preset $(PRESET)$$($(call near,$(PRESET),$(ALL_PRESETS))) The models with a preset are $(ALL_PRESETS)." >&2; exit 1; }
 
 plan: install  ## say what a run needs: memory, seconds, money (TASK=name, ARGS="--gpu h100-80 --price 2.5 --set policy.dtype=bfloat16")
-	@$(RUN) python -m flows.plan $(if $(TASK),--task $(TASK)) $(ARGS)
+	@$(RUN) python -m addons.planning $(if $(TASK),--task $(TASK)) $(ARGS)
 
 train: ready install  ## train an agent, evaluate it, register the best adapter (TASK=name, PRESET=smollm2, ARGS="--set seed=2")
 	@mkdir -p "$(PREFECT_HOME)"
@@ -181,7 +181,7 @@ new-agent: install  ## write a small working agent of your own to edit, with a t
 new-mcp: install  ## write a task with an MCP server's tools (NAME=notes COMMAND="uvx mcp-server-notes" or an address)
 	@[ -n "$(COMMAND)" ] || { echo "Say how the server is started, as in 'make new-mcp NAME=notes COMMAND=\"uvx mcp-server-notes\"'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(or $(NAME),mcp)" --mcp '$(COMMAND)'
-	@$(RUN) python -m steps.planning.servers "$(or $(NAME),mcp)"
+	@$(RUN) python -m addons.planning.servers "$(or $(NAME),mcp)"
 
 new-harness: install  ## write scenarios for a coding agent that people run (HARNESS=claude-code, codex …; NAME=reviews: further ones)
 	@[ -n "$(HARNESS)" ] || { echo "Name the harness, as in 'make new-harness HARNESS=claude-code'; docs/harnesses.md lists them." >&2; exit 2; }
@@ -214,7 +214,7 @@ faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 p
 
 fuzz: dev  ## give each parser 10,000 inputs, and each operation of our servers 1,000 requests (FUZZ_INPUTS=2000, ARGS="-k parquet"); hours
 	@FUZZ_INPUTS="$(or $(FUZZ_INPUTS),10000)" OMP_WAIT_POLICY=passive $(RUN) python -m pytest -n 2 tests/fuzz \
-		tests/gateway/test_process.py::test_schemathesis_finds_nothing $(ARGS)
+		tests/addons/agents/gateway/test_process.py::test_schemathesis_finds_nothing $(ARGS)
 
 bench: dev  ## run the quick form of every benchmark and write one table (ARGS="gate judge")
 	@$(RUN) python -m benchmarks $(ARGS)
@@ -290,7 +290,7 @@ format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff format .
 
 flywheel: install  ## learn from what people asked and said: ingest, train from the champion, judge (ARGS=--dry-run)
-	@$(RUN) python -m flows.flywheel $(ARGS)
+	@$(RUN) python -m addons.production.flywheel $(ARGS)
 
 promote: install  ## judge the newest version, make it champion if the gate allows it (ARGS=--dry-run)
 	@$(RUN) python -m flows.promote $(ARGS)
@@ -308,19 +308,19 @@ ui: ready install  ## start MLflow, Prefect with a worker and the deployments, a
 	@exec env $(RUN) python -m flows.ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT) --view-port $(VIEW_PORT) $(ARGS)
 
 serve: install  ## serve the champion by vLLM's OpenAI server at http://127.0.0.1:8000 (SERVE_PORT=8001, CAPTURE=1)
-	@exec env $(RUN) python -m flows.serve --port $(SERVE_PORT) $(if $(filter 1,$(CAPTURE)),--capture) $(ARGS)
+	@exec env $(RUN) python -m addons.production.serve --port $(SERVE_PORT) $(if $(filter 1,$(CAPTURE)),--capture) $(ARGS)
 
 vllm-server: install  ## sample for runs with policy.kind: server (ARGS="--host 10.0.0.5 --port 8001", or --print)
-	@exec env $(RUN) python -m flows.vllm_server $(ARGS)
+	@exec env $(RUN) python -m addons.fleet.vllm_server $(ARGS)
 
 # A question may hold $, quotes and backticks: it is taken literally, and reaches the command through the environment.
 ask: override export Q := $(value Q)
 ask: install  ## ask the served champion, or without a server the run's base and trained policy (Q="What is …?", SCENARIO=id)
-	@exec env $(RUN) python -m flows.ask $(if $(filter file,$(origin SERVE_PORT)),,--port $(SERVE_PORT)) \
+	@exec env $(RUN) python -m addons.production.ask $(if $(filter file,$(origin SERVE_PORT)),,--port $(SERVE_PORT)) \
 		$(if $(SCENARIO),--scenario "$(SCENARIO)") $(ARGS) $(if $(Q),-- "$$Q")
 
 ledger: install  ## rebuild the ledger's index of run/ (stored answers of models stay)
-	@$(RUN) python -m steps.lineage rebuild
+	@$(RUN) python -m addons.lineage rebuild
 
 view: install  ## serve the viewer of trajectories at http://127.0.0.1:8600, and print its key (VIEW_PORT=8601, ARGS="--run folder")
 	@exec env $(RUN) python -m viewer --port $(VIEW_PORT) $(ARGS)
@@ -341,7 +341,7 @@ LIMITS := platform_machine == 'x86_64' and platform_python_implementation == 'CP
 UNMARK := sed -i "s/ and $(LIMITS)//; s/ ; python_full_version < '3.14'$$//; s/ ; python_full_version < '3.14' and / ; /; /^ *\#   \(-c\|--override\) /d"
 PINS = awk -F '==' '/^[a-z0-9]/ && !seen[$$1]++'
 ray: install  ## start a Ray cluster on this machine, for policy.cluster: auto, until Ctrl-C (ARGS="--host 10.0.0.5")
-	@exec env $(RUN) python -m steps.policy.raycluster $(ARGS)
+	@exec env $(RUN) python -m addons.fleet.raycluster $(ARGS)
 
 lock: install  ## write requirements/*.txt from pyproject.toml (ARGS=--upgrade)
 	@echo "lock: requirements/cpu.txt, dev.txt"
@@ -368,7 +368,7 @@ audit: install  ## look the locked packages up in a database of vulnerabilities 
 
 clean:  ## remove run/ and the caches of tools
 	rm -rf run .pytest_cache .mypy_cache .ruff_cache
-	find flows steps environments viewer benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find flows steps addons environments viewer benchmarks tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean  ## also remove .venv, DVC's cache and .flywheel/ (MLflow's store, registry, ledger)
 	rm -rf .venv .flywheel .dvc/cache .dvc/tmp

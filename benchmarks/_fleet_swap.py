@@ -1,6 +1,6 @@
 """The row `swap` of benchmarks/fleet.py: seconds until two of vLLM's servers sample with a new adapter, while they work.
 
-A swap is all of steps/sampling/servers.py's `use`: send the adapter to both, load it on both, probe both, forget old ones.
+A swap is all of addons/fleet/servers.py's `use`: send the adapter to both, load it on both, probe both, forget old ones.
 The servers are real, on the CPU, with the embedded policy and a core each; 16 requests are under way the whole time.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows import vllm_server
+from addons.fleet import vllm_server
 from steps.core.params import Policy
 
 START_SECONDS = 300.0
@@ -153,7 +153,7 @@ class Load:
 
 def play(policy: Policy, adapter: Path, asked: Sequence[list[int]], seed: int, tokens: int) -> list[Any]:
     """What is sampled for these prompts, in their order."""
-    from steps.sampling.server_sampler import ServerSampler
+    from addons.fleet.server_sampler import ServerSampler
 
     sampler = ServerSampler(policy, adapter, 1.0, tokens, 2)
     for key, ids in enumerate(asked):
@@ -166,7 +166,7 @@ def play(policy: Policy, adapter: Path, asked: Sequence[list[int]], seed: int, t
 
 def swap(policy: Policy, adapters: Sequence[Path], load: Load | None = None) -> list[float]:
     """Seconds of each swap, in the order of the adapters; with `load`, it goes on with each for a while."""
-    from steps.sampling.servers import get
+    from addons.fleet.servers import get
 
     seconds = []
     for adapter in adapters:

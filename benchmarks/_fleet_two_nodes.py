@@ -65,7 +65,7 @@ def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, 
 def cluster() -> Iterator[tuple[Nodes, Path]]:
     """Two nodes with a CPU each, this process connected to them, and an adapter."""
     os.environ["RAY_AUTH_MODE"] = "token"
-    from steps.policy import raycluster
+    from addons.fleet import raycluster
     from tests.support.fleet_kills import Nodes, fresh_adapter
 
     raycluster.make_token()

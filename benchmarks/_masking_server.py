@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from flows.serving.capture import Capture
-from flows.serving.guard import Guard
+from addons.production.serving.capture import Capture
+from addons.production.serving.guard import Guard
 from steps.core.web import LIMITED
 
 ANSWER = "It is on the shelf."

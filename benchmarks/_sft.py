@@ -31,7 +31,7 @@ def params() -> Params:
 def prepare(folder: str, count: int) -> dict[str, Any]:
     """Write `count` careful demonstrations of email_search, over inboxes that no split has, and the adapter that both sides
     start from."""
-    from steps.supervised.demonstrations import CAREFUL, demonstrations
+    from addons.supervised.demonstrations import CAREFUL, demonstrations
     from steps.training import grpo
 
     made = itertools.islice(demonstrations(SEED, CAREFUL), count)
@@ -46,9 +46,9 @@ def prepare(folder: str, count: int) -> dict[str, Any]:
 def rows(folder: Path) -> tuple[list[Any], Any]:
     """The demonstrations as rows, and the tokenizer."""
     import environments
+    from addons.supervised import chats
     from steps.core.records import Row
     from steps.policy.loading import load_chat
-    from steps.supervised import chats
 
     settings = params()
     chat = load_chat(settings.policy, environments.load(settings.task))

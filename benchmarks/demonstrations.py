@@ -4,12 +4,12 @@
     python -m benchmarks.demonstrations --tasks tic_tac_toe --seeds 1 2 3
     python -m benchmarks.demonstrations --quick                 # multiplication, few demonstrations and scenarios
 
-For each task, in a clone: the scripted player plays training scenarios (`steps.data.teach`), and the preset's run learns
-from the attempts with a reward of half a point or more before its first iteration (`sft`). There is one iteration, with a
-learning rate of `STILL`, which changes no decision: what is tested is the adapter of supervised training. The figures stand
-beside those of training by rewards in docs/tasks.md. A row is a task and a seed: `ratio` is the test success after
-supervised training / that of the base policy; `sampled` is the same success at temperature 1, where the preset judges
-greedily.
+For each task, in a clone: the scripted player plays training scenarios (`addons.supervised.teach`), and the preset's
+run learns from the attempts with a reward of half a point or more before its first iteration (`sft`). There is one
+iteration, with a learning rate of `STILL`, which changes no decision: what is tested is the adapter of supervised
+training. The figures stand beside those of training by rewards in docs/results.md. A row is a task and a seed: `ratio` is
+the test success after supervised training / that of the base policy; `sampled` is the same success at temperature 1,
+where the preset judges greedily.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from addons.supervised.teach import FILE
 from benchmarks import _common, _runs
-from steps.data.teach import FILE
 
 TASKS = [
     "multiplication",
@@ -41,7 +41,7 @@ def measure(task: str, seed: int, count: int, folder: Path, more: dict[str, Any]
     """The row of a task and a seed."""
     root = _runs.clone(folder / f"{task}-{seed}")
     words = ["--task", task, "--count", str(count), "--min-reward", "0.5"]
-    teaching, _ = _runs.show(root, ["-m", "steps.data.teach", *words, "--scripted"])
+    teaching, _ = _runs.show(root, ["-m", "addons.supervised.teach", *words, "--scripted"])
     settings = {
         "seed": seed,
         "train.iterations": 1,

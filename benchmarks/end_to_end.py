@@ -41,7 +41,7 @@ SHARED = {  # settings that have the same names as GRPOConfig's
     "epsilon_high",
 }
 LEFT_BY_A_RUN = [  # so that it is not the first on its machine: bytecode, and Prefect's database
-    ["-m", "compileall", "-q", "flows", "steps", "environments"],
+    ["-m", "compileall", "-q", "flows", "steps", "addons", "environments"],
     ["-m", "prefect", "server", "database", "upgrade", "--yes"],
 ]
 QUICK = {"train.iterations": 2, "rollout.scenarios": 4, "scenarios.val": 16, "scenarios.test": 16}

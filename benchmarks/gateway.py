@@ -67,9 +67,9 @@ def through_gateway(
     """(seconds from the first request to the engine to the last answer, seconds of each call, what the engine was given).
     `huge`: letters of the messages that one more agent sends."""
     import environments
+    from addons.agents.gateway.play import play
     from environments.base import Scenario
     from steps.core.params import Agents
-    from steps.gateway.play import play
 
     data = {"calls": calls, "tokens": tokens, "text": TEXT, "tool_seconds": tool_seconds}
     scenario = Scenario.make(TASK, "train", [{"role": "user", "content": "Go."}], data)

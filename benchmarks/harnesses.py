@@ -7,7 +7,7 @@
 The scenarios ask for a word in a file, red or blue, and the check accepts blue. First a scripted player plays `SESSIONS` of
 them in the program, by a real gateway. From what the program asked, a small policy is built that does the same and writes
 red four times in five: its tokenizer makes few tokens of the program's long prompts, and its model has 1 million parameters
-(steps/supervised/embedded_policy.py). Then `make train TASK=harness:NAME` trains it in a clone, with the program in every
+(addons/supervised/embedded_policy.py). Then `make train TASK=harness:NAME` trains it in a clone, with the program in every
 episode. Success is on the test split and at temperature 1. A row is a harness and a seed; the goal is a `difference` of
 `GAIN`. Programs are installed into .flywheel/harnesses where they are not there yet. Prompts show the date, and a policy
 this small, which knows a single one, does other things at midnight: begin where a run ends on the same day.
@@ -30,9 +30,9 @@ from tests.support.harness_gateway import ENDING, SHELLS, calling, play
 from tests.support.harness_programs import install
 
 if TYPE_CHECKING:
+    from addons.agents.gateway.types import Request
+    from addons.supervised.embedded_policy import LabelledTokens
     from environments.base import Message
-    from steps.gateway.types import Request
-    from steps.supervised.embedded_policy import LabelledTokens
 
 TRAINED = ("mini-swe-agent", "codex", "claude-code")
 GAIN = 0.5
@@ -62,7 +62,7 @@ def build(name: str, folder: Path, policy: Path, steps: int) -> float:
     """Record sessions, and write the policy that goes on with them by its habit; its last loss, in nats a token."""
     import torch
 
-    from steps.supervised import embedded_policy
+    from addons.supervised import embedded_policy
 
     played, refused = asyncio.run(play(f"harness:{name}", scenarios()[:SESSIONS], script, folder))
     assert not refused, refused

@@ -34,17 +34,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from addons.production.serving.counts import LATE
 from benchmarks import _common
 from benchmarks._common import tell
 from benchmarks._masking_server import ANSWER
-from flows.serving.counts import LATE
 
 CLIENTS, PROMPT, ANSWERS = 50, 20_000, 0.15  # clients, characters of a prompt, seconds until an answer
 
 
 def recall(which: str, seeds: int, misses: bool) -> dict[str, Any]:
     """The row of the planted kinds of one file."""
-    from steps.traces.privacy import Privacy
+    from addons.production.traces.privacy import Privacy
     from tests.support.planted import kinds, leaks, planted
 
     privacy = Privacy()
@@ -87,7 +87,7 @@ def recall(which: str, seeds: int, misses: bool) -> dict[str, Any]:
 
 def clean(count: int, misses: bool) -> dict[str, Any]:
     """The row of clean texts."""
-    from steps.traces.privacy import Privacy
+    from addons.production.traces.privacy import Privacy
     from tests.support.clean import made
 
     texts, privacy = made(count), Privacy()

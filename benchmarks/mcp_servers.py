@@ -26,13 +26,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from addons.planning import servers
 from benchmarks import _common
 from benchmarks._common import ROOT
 from environments import _new
 from environments.base import Message, tool_calls, use
 from environments.mcp import Mcp
 from steps.core.params import Policy
-from steps.planning import servers
 
 EPISODES, QUICK = 10, 2
 FEW = 3  # servers of --quick

@@ -5,7 +5,7 @@
     python -m benchmarks.packages --jobs 2     # two tasks at a time
     python -m benchmarks.packages --quick      # the first one, seed 1, one iteration, with a policy of 20 steps
 
-For each task, in a clone: the task's data are written, a policy is built once (`steps.supervised.small_policy`, whole
+For each task, in a clone: the task's data are written, a policy is built once (`addons.supervised.small_policy`, whole
 episodes by the gold player and by one that acts at random), and each seed trains an adapter of its own from it. Success is
 that of the adapter chosen on validation, on the test split and at temperature 1, as the policy samples while it learns. A
 row is a task and a seed: `ratio` is the success trained / base, `difference` the first minus the second, `seconds` the run's
@@ -52,7 +52,7 @@ def build(root: Path, task: str, steps: int) -> float:
     words = ["--task", task, "--task-data", f"tasks_data/{task}", "--players", TRAINED[task].players, "--digits", "one"]
     words += ["--drawn", "episode", "--observations", "yes", "--batch-tokens", "2048", "--threads", "1"]
     words += ["--steps", str(steps), "--policy", "policy"]
-    made, _ = _runs.show(root, ["-m", "steps.supervised.small_policy", *words])
+    made, _ = _runs.show(root, ["-m", "addons.supervised.small_policy", *words])
     return data + made
 
 

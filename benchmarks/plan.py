@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from addons.planning import cards, memory, models, plan
+from addons.planning.workload import Episodes
 from benchmarks import _common
 from benchmarks._common import call, tell
 from benchmarks._plan import params_of
-from steps.planning import cards, memory, models, plan
-from steps.planning.workload import Episodes
 
 Configuration = dict[str, Any]
 

@@ -52,19 +52,19 @@ WORKLOADS = {
         0.0086,
         TOKENS,
         6.3e5,
-        "measured on 2 cores: docs/update.md, (4.01 - 1.10) s and 1.10 s for 128 episodes",
+        "measured on 2 cores: docs/benchmarks.md, (4.01 - 1.10) s and 1.10 s for 128 episodes",
     ),
     "7B": Workload(
         0.121,
         0.316,
         2000,
         1.6e8,
-        "not measured: flows.plan for Qwen2.5-7B on an H100, 15.5 s and 40.5 s for 128, ±40 %",
+        "not measured: addons.planning.__main__ for Qwen2.5-7B on an H100, 15.5 s and 40.5 s for 128, ±40 %",
     ),
 }
 BATCH = "--batch, a default batch of email_search, 2 cores beside other work, 2026-11-23"
 CONSTANTS = {
-    "fixed": Constant(0.6, "s an iteration", "docs/update.md, speed of an iteration: DVC, MLflow and Prefect"),
+    "fixed": Constant(0.6, "s an iteration", "docs/benchmarks.md, speed of an iteration: DVC, MLflow and Prefect"),
     "bytes": Constant(443 / TOKENS, "bytes a token", BATCH),
     "prepare": Constant(2.8e-4 / TOKENS, "s a token in every worker", BATCH),
     "collect": Constant(2.2e-4 / TOKENS, "s a token", BATCH),

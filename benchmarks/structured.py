@@ -5,7 +5,7 @@ freely.
     python -m benchmarks.structured --quick            # one seed with the grammar, one iteration
 
 The agent asks for a colour and a reason by pydantic-ai's own forced tool, in an environment of its own (`agents.python`); an
-attempt is right where the colour is blue. The base policy is small (steps/supervised/embedded_policy.py) and answers in the
+attempt is right where the colour is blue. The base policy is small (addons/supervised/embedded_policy.py) and answers in the
 right form, with red seven times in ten. With `rollout.grammar: exact` a grammar chooses the form and the update replays it;
 with `free` the policy writes it, and pydantic-ai's validation asks again. Evaluations sample as the agent asks, with the
 grammar. Success is on the test split at temperature 1; a row is one run, and `difference` what it gained.
@@ -73,8 +73,8 @@ def build(folder: Path, steps: int) -> None:
     """Write the policy that answers by its habit."""
     import torch
 
+    from addons.supervised import embedded_policy
     from steps.policy.chat import Chat
-    from steps.supervised import embedded_policy
 
     questions = [QUESTION.format(number=number) for number in range(0, SCENARIOS, 2)]
     tool = {"type": "function", "function": TOOL}

@@ -44,7 +44,7 @@ SMALL = {
     "rollout.attempts": 4,
 }
 ITERATIONS = 3
-WARNING = "does not take traces"  # of steps/tracing/deliveries.py, as is the next
+WARNING = "does not take traces"  # of addons/trackers/tracing/deliveries.py, as is the next
 LOST = re.compile(r"^.*did not reach Langfuse.*$", re.MULTILINE)
 
 

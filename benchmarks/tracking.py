@@ -66,9 +66,9 @@ def copied(source: Path, folder: Path) -> str:
 
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
     """Seconds of each part for iteration `number`, and how many trajectories were traced."""
+    from addons.lineage.index import index
     from flows.deployment import pages
     from flows.terminal import report
-    from steps.lineage.index import index
     from steps.project.chain import read_chain
     from steps.project.ledger import Ledger
     from steps.tracking.tracker import MlflowTracker

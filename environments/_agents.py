@@ -7,8 +7,8 @@
         return 1.0 if "Lima" in answer.choices[0].message.content else 0.0
 
 It may be a plain function, too. It returns a reward, a `Result`, or None: then a judge scores it. `episode` is an
-steps.agents.episode.Episode. Nothing of the class below plays an episode: clients run the function (steps/agents/), and the
-gateway records what the model samples for it (steps/gateway/).
+addons.agents.episode.Episode. Nothing of the class below plays an episode: clients run the function (addons/agents/),
+and the gateway records what the model samples for it (addons/agents/gateway/).
 
 Scenarios are the lines of scenarios.jsonl in the task's folder, objects with `messages`, or with a text as `question` or
 `prompt`. The content of a user's message is a text, or a list of OpenAI's parts text and image_url, whose url is a data URL
@@ -53,7 +53,7 @@ class AgentEnv(Env):
 
     is_agent = True
     is_written = True
-    max_turns = 8  # what a plan assumes (flows/plan.py); no limit
+    max_turns = 8  # what a plan assumes (addons/planning/__main__.py); no limit
     task: ClassVar[str]  # the task's name, as its scenarios have it
     rollout: ClassVar[Callable[[Any], Any]]  # the module's function
     maker: ClassVar[Callable[..., list[dict[str, Any]]] | None]  # its function `scenarios`

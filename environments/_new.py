@@ -257,7 +257,7 @@ def main() -> int:
     after = f"check: make check-task NAME={name}"
     if words.mcp is not None:
         out = f"tasks_data/{name}/scenarios.jsonl"
-        after = f"then: .venv/bin/python -m steps.data.generate --task {name} --out {out} --model NAME"
+        after = f"then: .venv/bin/python -m addons.supervised.generate --task {name} --out {out} --model NAME"
     if words.harness is not None:
         after = f"then: make train TASK={written[-1].stem}"
     print(f"edit them where it says EDIT; {after}")

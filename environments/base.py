@@ -117,7 +117,7 @@ class Env(Players, ABC):
     overlap: ClassVar[int] = 0
     # Whether `reward` and `success` can tell a good transcript from a bad one. False: only judges score this task.
     has_rule: ClassVar[bool] = True
-    # Whether all scenarios are written by a model (steps/data/generate.py), into a file of the task's data.
+    # Whether all scenarios are written by a model (addons/supervised/generate.py), into a file of the task's data.
     is_written: ClassVar[bool] = False
     # An agent of the user's own (environments/_agents.py): it has no tools and no players here.
     is_agent: ClassVar[bool] = False
@@ -136,8 +136,8 @@ class Env(Players, ABC):
 
     @classmethod
     def practice(cls, data: Any, seed: int) -> Any:
-        """Data as `load` returns them, made up anew for demonstrations (steps/supervised/small_policy.py): from them a small
-        policy learns to look things up, and not what the task's own `data` say. None, the default: those are used."""
+        """Data as `load` returns them, made up anew for demonstrations (addons/supervised/small_policy.py): from them a
+        small policy learns to look things up, and not what the task's own `data` say. None, the default: those are used."""
         return None
 
     @classmethod
@@ -219,8 +219,8 @@ class Env(Players, ABC):
 
     @classmethod
     def accept(cls, data: Any, split: Split | None, candidate: dict[str, Any]) -> Scenario:
-        """Check a candidate that a model wrote ({"messages", "data", "difficulty"}; steps/data/generate.py) and return it
-        as a scenario. By default its form is checked, and the user's words decide its split.
+        """Check a candidate that a model wrote ({"messages", "data", "difficulty"}; addons/supervised/generate.py) and
+        return it as a scenario. By default its form is checked, and the user's words decide its split.
 
         A ValueError says what is wrong with it, or that it belongs to a split other than `split` (None accepts any).
         """

@@ -5,7 +5,7 @@ holds its tools as they were recorded, so that a server which has changed is not
 scenarios.jsonl holds the scenarios. `make new-mcp` writes the folder, and a task of another name if asked. By hand:
 
     python -m environments._mcp tasks_data/mcp                                                     # writes tools.json
-    python -m steps.data.generate --task mcp --out tasks_data/mcp/scenarios.jsonl --model NAME     # writes scenarios
+    python -m addons.supervised.generate --task mcp --out tasks_data/mcp/scenarios.jsonl --model NAME     # writes scenarios
 
 An answer in plain words ends the episode. Judges score it (score.judges.ruler), by the rubric.
 """
@@ -120,7 +120,8 @@ class Mcp(Env):
 
     @classmethod
     def scenarios(cls, data: Data, split: Split, count: int, seed: int) -> list[Scenario]:
-        again = f".venv/bin/python -m steps.data.generate --task {cls.name_in_params()} --out {data.folder / SCENARIOS}"
+        command = ".venv/bin/python -m addons.supervised.generate"
+        again = f"{command} --task {cls.name_in_params()} --out {data.folder / SCENARIOS}"
         if data.scenarios is None:
             raise ValueError(f"{data.folder / SCENARIOS} is missing: `{again} --model NAME` writes it")
         drawn_from = data.scenarios[split]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
-from flows.serving.server import HOST, SERVER, adapter_options, model_options
+from addons.production.serving.server import HOST, SERVER, adapter_options, model_options
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from addons.production.serving.local import logged
 from flows.repro.parameters import set_params
-from flows.serving.local import logged
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.progress import say

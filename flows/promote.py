@@ -23,11 +23,11 @@ from pathlib import Path
 
 from prefect import flow
 
+from addons.production.serving import live
 from flows.deployment.checkout import restored
 from flows.deployment.settings import PromoteSettings
 from flows.promotion import change
 from flows.promotion.judging import Challenge, challenge, check_right, log_verdict, on_trial, print_end
-from flows.serving import live
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.core import params

@@ -3,7 +3,7 @@
     python -m flows.prune                  # what would go, and how many bytes that is
     python -m flows.prune --delete         # delete it
     python -m flows.prune --last 3         # of each kept run the last three checkpoints stay, not only the last one
-    python -m flows.prune --data-set 6f1e…  # only this version of what was ingested, as `python -m flows.forget` lists it
+    python -m flows.prune --data-set 6f1e…  # only this version of what was ingested, as make forget lists it
 
 Of a kept run the best iteration's checkpoint and the last one stay, those of registered adapters, and those that a
 params.yaml starts from. Everything else of it stays as well: adapters, trajectories, rewards, evaluations. What no git

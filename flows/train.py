@@ -19,6 +19,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from addons.planning import plan
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
@@ -27,7 +28,6 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.imports import uncollected
 from steps.core.params import Params
-from steps.planning import plan
 from steps.project import store
 from steps.project.lock import read_lock
 from steps.runner import handover

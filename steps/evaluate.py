@@ -236,7 +236,7 @@ def by_policy(
 ) -> list[Trajectory]:
     """Trajectories of the policy with this adapter: in the environment, or as the model of the user's own agent."""
     if env.is_agent:
-        from steps.gateway.play import play as play_agents
+        from addons.agents.gateway.play import play as play_agents
 
         return play_agents(params.policy, limits, params.agents, params.task, env, adapter, attempts, prefix, seed)
     from steps.sampling.play import play

@@ -67,7 +67,7 @@ def rollout(
     def play(scenarios: Sequence[Scenario]) -> list[Trajectory]:
         attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(params.rollout.attempts)]
         if env.is_agent:
-            from steps.gateway.play import play as play_agents
+            from addons.agents.gateway.play import play as play_agents
 
             return play_agents(
                 params.policy, params.rollout, params.agents, params.task, env, adapter, attempts, iteration, seed

@@ -26,10 +26,10 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     import json
 
     import environments
+    from addons.supervised.generated import read_generated
     from steps.core import alike
     from steps.core.records import write_records
     from steps.data import contamination, ingested
-    from steps.data.generated import read_generated
 
     env = environments.load(params.task, params.tasks)
     data = env.load(task_data)

@@ -5,7 +5,7 @@ quarantined, or with update.without_signal: drop on those that have a signal, an
 state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
 corrected by importance sampling, and the check of the sampler computes with that adapter. With update.launcher it starts
 update.processes processes, on a GPU each where there are any, that share the optimiser steps: on this machine
-(steps/runner/ranks.py) or on a Ray cluster (steps/runner/cluster.py).
+(steps/runner/ranks.py) or on a Ray cluster (addons/fleet/ray_train.py).
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ def update(
 
 def launch(params: UpdateParams, **files: Input | Output | None) -> None:
     """Run `update` on these files in this process, in several on this machine, or on a Ray cluster, by `update.launcher`."""
-    from steps.policy import raycluster
+    from addons.fleet import ray_train as cluster
+    from addons.fleet import raycluster
     from steps.policy.machine import make_room
-    from steps.runner import cluster, ranks
+    from steps.runner import ranks
 
     make_room()
     if params.update.launcher == "ray":

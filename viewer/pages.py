@@ -17,9 +17,10 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from addons.agents import viewer_page as agents
 from steps.core.errors import UserError
 from steps.project import chain
-from viewer import agents, charts
+from viewer import charts
 from viewer.changes import CHANGES, pairs
 from viewer.group import LIKELY, asked, full, opinion
 from viewer.index import OUTCOMES, SORTS, WORDS, AttemptGroup, Index, Query, TrajectoryFile, holds, line, parse

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 import yaml
 
+from addons.lineage.tables import EDGES, NODES
 from flows.deployment import checkout, workspace
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.yaml_text import read_mapping
-from steps.lineage.tables import EDGES, NODES
 from steps.policy.adapter import FILES
 from steps.project.git import git
 from steps.project.ledger import Ledger

@@ -95,7 +95,7 @@ class FlywheelSettings(Form):
     name: str | None = Field(None, pattern=f"^{NAME}$", description="of the run. Empty: the flow run's")
     sources: list[str] = Field(
         ["capture"],
-        description="of conversations, as .venv/bin/python -m flows.ingest takes them; empty: what was ingested",
+        description="of conversations, as .venv/bin/python -m addons.production.ingest takes them; empty: what was ingested",
     )
     consented: bool = Field(False, description="everybody in these sources agreed, where rows do not say so")
     min_new: int = Field(

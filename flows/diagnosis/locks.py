@@ -30,7 +30,7 @@ DVCS = ("lock", "rwlock.lock")  # in .dvc/tmp; the kernel's, so they end with th
 QUIET_SECONDS = 60.0  # for which nothing was written to a leftover; its writer may be in another container
 INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan")
 ENGINES = ("VLLM::", "vllm.")
-SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "flows.serve", "flows.vllm_server")
+SERVERS = ("flows.deployment.mlflow_server", "prefect", "viewer", "addons.production.serve", "addons.fleet.vllm_server")
 SPAWNED = ("from multiprocessing.spawn", "from multiprocessing.resource_tracker")
 
 
@@ -42,7 +42,7 @@ def written_as(names: str) -> re.Pattern[str]:
 MADE = {  # what is written under a temporary name, by folder
     ".": written_as(r"start|params\.yaml|params\.yaml\.before|chain\.yaml|dvc\.lock"),
     "ingested": written_as("[a-z][a-z0-9_]*"),
-    "run": written_as(r"scenarios|task_code\.json|receipt\.json|summary\.json|report\.html"),
+    "run": written_as(r"scenarios|code|receipt\.json|summary\.json|report\.html"),
     "run/*": written_as(
         r"(?:successes|judge|base|metrics|drawn|fates)\.json|(?:trajectories|rewards)\.parquet|judgements\.jsonl|"
         "adapter|checkpoint|evaluation|test"

@@ -27,7 +27,7 @@ GPU_SECONDS = 60.0
 SERVICES = {
     "MLflow": (("flows.deployment.mlflow_server",), "MLFLOW_PORT"),
     "Prefect": (("prefect",), "PREFECT_PORT"),
-    "serve": (("vllm.", "flows.serve"), "SERVE_PORT"),
+    "serve": (("vllm.", "addons.production.serve"), "SERVE_PORT"),
     "viewer": (("viewer",), "VIEW_PORT"),
 }
 PORTS = {"MLflow": 5000, "Prefect": 4200, "serve": 8000, "viewer": 8600}

@@ -3,8 +3,8 @@
 A process may be killed between any two writes. So the ledger first gets a row `intent`, with the decision and with every
 write to the registry that it takes; then the writes are made, then the decision's own row closes the intent. Whoever finds
 an open intent makes all of its writes again, which changes nothing where they were made before, and closes it:
-flows.promote, flows.rollback, flows.flywheel and `make serve` do so before they look at the registry. Databases call that a
-redo log.
+flows.promote, flows.rollback, addons.production.flywheel and `make serve` do so before they look at the registry.
+Databases call that a redo log.
 
 The writes are made inside a transaction of the ledger that nobody else can have at the same time. So two who decide never
 interleave: the second one finishes what the first one began, or waits and finds it done. The order of the writes keeps
@@ -80,7 +80,7 @@ def decide(
     UserError where another version is champion or on trial by now, where this person may not decide, where MLflow refuses
     it, and, for the end of a trial, where the ledger is away.
     """
-    from steps.lineage import index, reader
+    from addons.lineage import index, reader
 
     adapters = {number: entry.tags.get("adapter_hash") for number, entry in model.versions.items()}
     champion = model.aliases.get("champion")

@@ -11,6 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 import environments
+from addons.production.traces import files
 from flows.deployment import workspace
 from flows.repro.pipeline import StageFailed
 from flows.terminal.report import RUN
@@ -21,7 +22,6 @@ from steps.project import lock
 from steps.registry import gate
 from steps.registry.model import policy_of
 from steps.runner.stage import command, is_warm
-from steps.traces import files
 
 if TYPE_CHECKING:
     from environments.base import Scenario

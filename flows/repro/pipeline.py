@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.repro.process import last_line
-from flows.repro.reasons import TASK_CODE, why_again
+from flows.repro.reasons import CODE, why_again
 from steps.core.errors import UserError, causes, masked
 from steps.runner import handover
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
+
+
+PACKAGES = ("steps", "environments", "addons")  # what stages run is in them
 
 
 class StageFailed(Exception):
@@ -57,15 +60,15 @@ class Pipeline:
         self.own = threading.local()  # `variables`: of this thread's worker
         self.parts, self.users = contextlib.ExitStack(), 0  # of DVC, that are replaced while a stage is under way
         self.is_ended = False
-        self.say, self.code = say, frozenset[tuple[str, int]]()  # as of when the list of the task's code was made
+        self.say, self.code = say, frozenset[tuple[str, int]]()  # as of when the lists of code were made
 
     def reproduce(self, stage: str, beside: bool = False) -> bool:
         """Run a stage if it is stale: whether it ran. StageFailed where it failed; KeyboardInterrupt on Ctrl-C. `beside`: in
         another thread than the main one, while that may run a stage, too."""
         self.own.variables = self.beside if beside else {}
         try:
-            if not beside and (code := written(self.root / "environments")) != self.code:
-                self._reproduce(TASK_CODE, beside)
+            if not beside and (code := written(self.root)) != self.code:
+                self._reproduce(CODE, beside)
                 self.code = code
             return not (beside and self.is_ended) and self._reproduce(stage, beside)
         except (StageFailed, UserError, KeyboardInterrupt):
@@ -98,7 +101,7 @@ class Pipeline:
         """Run a stage's command; the other thread may have DVC meanwhile."""
         from flows.repro.dvc_internals import run_command
 
-        if self.say and self.own.stage != TASK_CODE:
+        if self.say and self.own.stage != CODE:
             if sentence := why_again(next(iter(self.repos.values())), self.own.stage):
                 self.say(sentence)
             self.say = None
@@ -133,6 +136,7 @@ class Pipeline:
             raise StageFailed(stage, cause.code, cause.text) from None
 
 
-def written(folder: Path) -> frozenset[tuple[str, int]]:
-    """The Python files in a folder, and when each was written, in ns; none where there is no folder."""
-    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in folder.rglob("*.py"))
+def written(root: Path) -> frozenset[tuple[str, int]]:
+    """The Python files that stages run, and when each was written, in ns."""
+    files = (path for folder in PACKAGES for path in (root / folder).rglob("*.py"))
+    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in files)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-TASK_CODE = "task_code"  # the stage that lists the task's code
-LISTING = "run/task_code.json"  # what it makes
+CODE = "code"  # the stage that lists what the others run
+LISTINGS = "run/code/"  # what it makes, a file for each
 ENDS = ("evaluate", "test", "register")  # stages after which no policy is trained anew
 MOST = 4  # changes that are named
 
@@ -28,8 +28,8 @@ def why_again(repo: Repo, name: str) -> str:
             before, now = dep.hash_info.value or {}, dep.read_params()
             causes[:0] = [cause for key in dep.params for cause in differences(key, before.get(key), now.get(key))]
         elif dep.workspace_status():
-            is_listing = dep.def_path == LISTING
-            causes += changed_code(repo, dep.hash_info.value) if is_listing else [dep.def_path]
+            is_listing = dep.def_path.startswith(LISTINGS)
+            causes += changed_code(repo, dep.def_path, dep.hash_info.value) if is_listing else [dep.def_path]
     if stage.changed_stage():
         causes.append("its command")
     begins = f"{name} runs again" if name.partition("@")[0] in ENDS else f"The run starts over from {name}"
@@ -55,10 +55,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def changed_code(repo: Repo, before: str) -> list[str]:
-    """The files of environments/ that differ from the list with this hash, by the list that is there now."""
+def changed_code(repo: Repo, listing: str, before: str) -> list[str]:
+    """The files that differ from those of the list with this hash, by the list that is there now."""
     with suppress(OSError, ValueError):
         old = json.loads(Path(repo.cache.local.oid_to_path(before)).read_text())
-        new = json.loads((Path(repo.root_dir) / LISTING).read_text())
+        new = json.loads((Path(repo.root_dir) / listing).read_text())
         return sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-    return ["the task's code"]
+    return ["its code"]

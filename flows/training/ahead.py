@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from addons.agents.gateway.__main__ import LISTEN
 from flows.deployment import cards
 from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Params, Train
 from steps.core.records import OUTPUTS
-from steps.gateway.__main__ import LISTEN
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.runner.stage import is_warm

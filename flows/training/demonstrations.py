@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from addons.lineage.tables import SHORT
+from addons.supervised.chats import READ, read_demonstrations
+from addons.supervised.teach import taught
 from environments.base import Env, Scenario
 from flows.training.sources import checked_out, named
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.params import Params, Sft
 from steps.core.records import Reward, Trajectory, read_records
-from steps.data.teach import taught
-from steps.lineage.tables import SHORT
 from steps.project.chain import read_chain
-from steps.supervised.chats import READ, read_demonstrations
 
 PLAYER = "player:scripted"  # in sft.demonstrations
 TRIED = 16  # scenarios at which the scripted player is tried before a run is taught by it

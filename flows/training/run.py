@@ -20,6 +20,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
+from addons.planning import plan
 from flows.deployment import cards, pages, workspace
 from flows.deployment.settings import TrainSettings
 from flows.repro import folder_lock
@@ -39,7 +40,6 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.records import OUTPUTS
 from steps.judging.watch import Watch
-from steps.planning import plan
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from addons.planning import models
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
 from steps.core.errors import UserError
 from steps.core.params import Params, Policy, short_name
-from steps.planning import models
 from steps.policy.adapter import FILES, adapter_hash
 from steps.policy.loading import no_path
 from steps.project import lock

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from addons.production.traces import tombstones
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.training import sources
@@ -29,7 +30,6 @@ from steps.data import ingested
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
 from steps.project.git import git
-from steps.traces import tombstones
 
 FOLDER, POINTER = Path("start"), Path(workspace.STARTED)
 ORIGIN = "origin.json"
@@ -103,7 +103,8 @@ def refuse_forgotten(root: Path, folder: Path) -> None:
             if source and marks.holds(source[1]):
                 raise UserError(
                     f"{path.name}: {source[1]} was forgotten, and an old version of ingested/ has it again: ingest again, "
-                    "which leaves it out (`.venv/bin/python -m flows.ingest`), and give no copy of an old version"
+                    "which leaves it out (`.venv/bin/python -m addons.production.ingest`), and give no copy of an old "
+                    "version"
                 )
 
 
@@ -115,7 +116,8 @@ def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:
     places = [path for path in (ingested.FILE, root / name) if path.is_file()]
     if version is None and not (root / name).is_file():
         raise UserError(
-            f"scenarios.ingested: there is no {name}: `.venv/bin/python -m flows.ingest` makes it of conversations, and "
+            f"scenarios.ingested: there is no {name}: `.venv/bin/python -m addons.production.ingest` makes it of "
+            "conversations, and "
             f"`.venv/bin/dvc pull {name.parent}.dvc` brings one that others made"
         )
     wanted = version or ingested.md5(root / name)

@@ -31,7 +31,7 @@ def track(trackers: list[Tracker], iteration: str, overhead: float, system: list
 
 def index(iterations: list[str], display: RunDisplay) -> None:
     """Add iterations to the ledger's lineage. An unreachable ledger stops no run: `make ledger` adds them later."""
-    from steps.lineage import index as lineage_index
+    from addons.lineage import index as lineage_index
     from steps.project.ledger import Ledger
 
     try:
@@ -43,7 +43,8 @@ def index(iterations: list[str], display: RunDisplay) -> None:
 
 def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
     """MLflow's tracker, and all trackers: MLflow's first, whose metrics Weights & Biases gets. `name` is the run's."""
-    from steps.tracking import lasting, tracker, wandb
+    from addons.trackers import wandb
+    from steps.tracking import lasting, tracker
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from addons.trackers.tracing.files import read_times
 from environments.base import Scenario, is_unparsed
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
 from steps.core.stats import slices_of
 from steps.project import chain
-from steps.tracing.files import read_times
 
 # Split -> the file or folder in run/NNN that holds its episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}

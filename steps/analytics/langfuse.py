@@ -1,4 +1,5 @@
-"""Analyses the episodes that Langfuse holds, which steps/tracing/episodes.py sent as traces, through its public API.
+"""Analyses the episodes that Langfuse holds, which addons/trackers/tracing/episodes.py sent as traces, through its
+public API.
 
     python -m steps.analytics --langfuse                 # LANGFUSE_HOST, LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY
 
@@ -15,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from addons.trackers.tracing.langfuse_pages import PAGE, opened, page
 from environments.kit.http_client import Client
 from steps.analytics import analysis
 from steps.analytics.episodes import SPLITS, Act, EpisodeSummary, acts_of
 from steps.core.alike import Groups
 from steps.core.errors import UserError
-from steps.tracing.langfuse_pages import PAGE, opened, page
 
 
 def analyse(by: str, splits: Sequence[str] = (), run: str | None = None) -> analysis.Analysis:

@@ -219,9 +219,11 @@ def check_name(key: str, name: str) -> None:
         )
 
 
-class TaskCodeParams(Section):
+class CodeParams(Section):
     task: str
     tasks: dict[str, int] | None = None
+    policy: Policy
+    update: Update
 
 
 class ScenariosParams(Section):

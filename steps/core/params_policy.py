@@ -69,7 +69,7 @@ class Endpoint(Section):
 
 
 class Servers(Section):
-    """vLLM's servers that sample for policy.kind: server (flows/vllm_server.py starts one; docs/gpu.md)."""
+    """vLLM's servers that sample for policy.kind: server (addons/fleet/vllm_server.py starts one; docs/gpu.md)."""
 
     urls: list[str] = []
     """Their addresses: http(s)://host[:port], without a name, a key or a path. []: those in the environment variable

@@ -36,9 +36,9 @@ class Scenarios(Section):
     max_overlap: float = Field(0.8, gt=0, le=1)
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
     generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
-    """A file in tasks_data/<task>/ with further scenarios, written by steps/data/generate.py. null: none."""
+    """A file in tasks_data/<task>/ with further scenarios, written by addons/supervised/generate.py. null: none."""
     ingested: Ingested | None = None
-    """Scenarios that `python -m flows.ingest` made of conversations, among the task's own. null: none."""
+    """Scenarios that `python -m addons.production.ingest` made of conversations, among the task's own. null: none."""
 
 
 class Curriculum(Section):
@@ -134,7 +134,7 @@ class Agents(Section):
     concurrency: int = Field(64, ge=1, le=4096)
     """Most episodes under way at the same time."""
     clients: int = Field(1, ge=0, le=64)
-    """Processes on this machine that run the agents. 0: only clients elsewhere (`python -m steps.agents.client`)."""
+    """Processes on this machine that run the agents. 0: only clients elsewhere (`python -m addons.agents.client`)."""
     episode_seconds: float = Field(600, gt=0)
     """Time limit of an episode, after which it has failed."""
     retries: int = Field(2, ge=0, le=10)
@@ -297,9 +297,9 @@ class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
     decides: Literal["test", "regression"] = "test"
-    """The scenarios on which the gain must be shown: the test split, or the regression set that `python -m flows.ingest`
-    makes of what went wrong in production. With the second, success on the test split may not fall by more than
-    max_slice_drop."""
+    """The scenarios on which the gain must be shown: the test split, or the regression set that `python -m
+    addons.production.ingest` makes of what went wrong in production. With the second, success on the test split may not
+    fall by more than max_slice_drop."""
     margin: float = Field(0.0, ge=0, lt=1)
     """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
     that a judge finds better, minus 0.5."""
@@ -323,7 +323,8 @@ ENOUGH = 240  # demonstrations, of which no variations are made unless sft.varia
 
 
 class Sft(Section):
-    """Supervised training on demonstrations before iteration 001: the stage sft (steps/sft.py, docs/start.md)."""
+    """Supervised training on demonstrations before iteration 001: the stage sft (addons/supervised/sft.py,
+    docs/start.md)."""
 
     demonstrations: tuple[str, ...] = ()
     """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format.
@@ -337,7 +338,7 @@ class Sft(Section):
     that are best on a tenth of the demonstrations, which is then held out (steps/training/sft.py)."""
     variations: int | None = Field(None, ge=0, le=50)
     """Copies of each demonstration in which names and numbers that the assistant copied are replaced by others
-    (steps/supervised/variations.py). null: as many as bring few demonstrations near 240, and none where epochs is set."""
+    (addons/supervised/variations.py). null: as many as bring few demonstrations near 240, and none where epochs is set."""
     batch: int = Field(16, ge=1, le=4096)
     """Demonstrations of an optimiser step."""
     learning_rate: float = Field(1e-3, gt=0)

@@ -43,9 +43,9 @@ class Turn(Record):
     message: Message
     observations: tuple[Message, ...]  # none after the last turn of a finished episode
     finish_reason: Literal["stop", "length"]
-    # Of agents behind the gateway (steps/gateway/): why the turn does not continue an earlier one, the messages that it was
-    # shown where it does not, whether a grammar chose among its tokens, and which: JSON that the update can replay. Without
-    # it the turn is not trained on.
+    # Of agents behind the gateway (addons/agents/gateway/): why the turn does not continue an earlier one, the messages
+    # that it was shown where it does not, whether a grammar chose among its tokens, and which: JSON that the update can
+    # replay. Without it the turn is not trained on.
     fork: str = ""
     context: tuple[Message, ...] = ()
     is_constrained: bool = False

@@ -1,10 +1,10 @@
 """How model families write tool calls and reasoning: which form a template has, and how a sampled turn is read.
 
-Calls and reasoning are read by vLLM's own parsers (vllm/tool_parsers, vllm/reasoning), which also `flows.serve` starts its
-server with. One form is read here: calls as JSON between `<tool_call>` tags (hermes: Qwen2.5, Hermes and the embedded
-policies), because vLLM takes seconds to import. The results are the same, with one exception: where one of several calls is
-malformed, vLLM's parser drops them all, and this one drops that call alone. What is malformed is named here for every form:
-vLLM's parsers leave it out, or complete a call that was cut off.
+Calls and reasoning are read by vLLM's own parsers (vllm/tool_parsers, vllm/reasoning), which also
+`addons.production.serve` starts its server with. One form is read here: calls as JSON between `<tool_call>` tags
+(hermes: Qwen2.5, Hermes and the embedded policies), because vLLM takes seconds to import. The results are the same,
+with one exception: where one of several calls is malformed, vLLM's parser drops them all, and this one drops that call
+alone. What is malformed is named here for every form: vLLM's parsers leave it out, or complete a call that was cut off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The probe of an adapter: what the trainer makes of a fixed text, by which a server shows what it serves.
 
 Of a policy of kind `server`, the trainer writes probe.json beside each adapter (steps/training/probe.py), and every server
-is asked for the same (steps/sampling/servers.py): the most probable next tokens at a few places of the text. The adapter's
+is asked for the same (addons/fleet/servers.py): the most probable next tokens at a few places of the text. The adapter's
 hash does not cover the file. vLLM's `prompt_logprobs`, which would give all places at once, are not used: beside other
 requests to adapters they end its engine on a CPU (vLLM 0.32).
 """

@@ -17,6 +17,7 @@ from steps.project.chain import SFT, START
 if TYPE_CHECKING:
     from steps.core.params import Params
 
+CODE = ("code", "task_code")  # stages that list code; the second one in locks of before
 Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params", "outs"}
 ENTRY = re.compile(
     r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
@@ -90,8 +91,13 @@ def run_key(lock: Lock) -> str | None:
     if any(name not in lock for name in ("scenarios", "initialise", *first)):
         return None
     inputs: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]
-    inputs += [dep for name in first for dep in lock[name].get("deps", []) if not dep["path"].startswith("run/")]
+    inputs += [dep for name in first for dep in lock[name].get("deps", []) if not is_made(dep["path"])]
     return digest([lock["scenarios"], lock["initialise"], inputs, *begun(lock)])
+
+
+def is_made(path: str) -> bool:
+    """Whether a run makes this file, the lists of its code excepted."""
+    return path.startswith("run/") and not path.startswith("run/code/")
 
 
 def begun(lock: Lock) -> list[dict[str, Any]]:
@@ -117,15 +123,15 @@ def lineage(root: Path, *paths: Path) -> dict[str, str]:
 
 
 def ancestry(root: Path, *paths: Path) -> Lock:
-    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly. Not that of task_code:
-    it has the hash of all tasks' code, and the others have that of its result."""
+    """The entries in dvc.lock of all stages that these outputs come from, directly or indirectly. Not that of the
+    stage code: it has the hash of all code, and the others have that of their part."""
     lock = read_lock(root)
     makers = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", [])}
     queue: list[str] = [os.path.relpath(path, root) for path in paths]
     entries: Lock = {}
     while queue:
         name = makers.get(queue.pop())
-        if name and name not in entries and name != "task_code":
+        if name and name not in entries and name not in CODE:
             entries[name] = lock[name]
             queue += [dep["path"] for dep in lock[name].get("deps", [])]
     return entries

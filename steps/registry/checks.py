@@ -184,8 +184,8 @@ def gains(
 def lacking() -> Check:
     """Refuses where the regression set decides, and there is none."""
     text = (
-        "there is no regression set, which promote.decides names: `.venv/bin/python -m flows.ingest` makes one of bad "
-        "answers"
+        "there is no regression set, which promote.decides names: `.venv/bin/python -m addons.production.ingest` makes "
+        "one of bad answers"
     )
     return Check(name="regression", passed=False, measured=None, bound=None, text=text)
 

@@ -1,11 +1,11 @@
 """The ledger's table of decisions: which version became champion, was refused or was taken back, when and why.
 
 A row cannot be made again from anything else: a rollback leaves no file, MLflow keeps only the last tag of each kind, and
-run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m steps.lineage rebuild` keeps this table and
-makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. Who made a decision is
-the role in PostgreSQL, which nobody can choose, and in SQLite the user of the machine. A decision is first a row `intent`,
-which flows/promotion/change.py writes and carries out; it is open while it is the last row of its model. Left out:
-registrations, which MLflow has.
+run/promote, which holds the verdict, is neither in git nor in DVC. So `python -m addons.lineage rebuild` keeps this
+table and makes the nodes of verdicts from it: a row holds its whole verdict, with each scenario won and lost. Who made
+a decision is the role in PostgreSQL, which nobody can choose, and in SQLite the user of the machine. A decision is
+first a row `intent`, which flows/promotion/change.py writes and carries out; it is open while it is the last row of its
+model. Left out: registrations, which MLflow has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DECISIONS = sa.Table(
     sa.Column("champion_adapter", sa.String),
     sa.Column("why", sa.String, nullable=False),
     sa.Column("verdict", sa.String),  # hash of the verdict; None for a rollback
-    sa.Column("evidence", sa.JSON(none_as_null=True)),  # what steps/lineage says the verdict rests on
+    sa.Column("evidence", sa.JSON(none_as_null=True)),  # what addons/lineage says the verdict rests on
     sa.Column("created", sa.DateTime(timezone=True), nullable=False),
     sa.Column("decided_by", sa.String),  # None in rows from before there was this column
 )

@@ -88,7 +88,8 @@ def fingerprint(more: Mapping[str, str] = NONE) -> str:
 
     code = Path(__file__).absolute().parent.parent.parent
     add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
-    for path in sorted([*(code / "steps").rglob("*.py"), *(code / "environments").rglob("*.py"), *EXTRA_PATHS]):
+    folders = (code / "steps", code / "environments", code / "addons")
+    for path in sorted([*(file for folder in folders for file in folder.rglob("*.py")), *EXTRA_PATHS]):
         add(path, hashlib.blake2b(path.read_bytes()).hexdigest())
     for place in sys.path:
         if place.endswith(("site-packages", "dist-packages")):

@@ -125,8 +125,8 @@ def command(
 def find(module: str, name: str) -> Callable:
     """The stage function of a module by its real name, so that worker and command run the same object. UserError where
     there is none."""
-    if module.partition(".")[0] not in ("steps", "environments"):
-        raise UserError(f"{module} is no stage: only modules of steps and environments are run")
+    if module.partition(".")[0] not in ("steps", "environments", "addons"):
+        raise UserError(f"{module} is no stage: only modules of steps, environments and addons are run")
     from importlib import import_module
 
     function = getattr(import_module(module), name, None)

@@ -66,7 +66,7 @@ class Sampled(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a request may set for itself (steps/gateway/). Temperature and the like are the run's."""
+    """What a request may set for itself (addons/agents/gateway/). Temperature and the like are the run's."""
 
     max_tokens: int
     stop: tuple[str, ...] = ()  # texts that end the turn; they are its last tokens

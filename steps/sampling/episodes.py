@@ -239,7 +239,7 @@ def closing(episodes: Sequence[Episode]) -> Iterator[None]:
 
 def turn_seed(seed: int, scenario_id: str, attempt: int, turn: int | str) -> int:
     """The seed of one turn's draws, 63 bits. `attempt` and `turn` count from 0; a turn of an agent of one's own may have a
-    name in place of a number (steps/gateway/calls.py)."""
+    name in place of a number (addons/agents/gateway/calls.py)."""
     digest = hashlib.sha256(f"{seed} {scenario_id} {attempt} {turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

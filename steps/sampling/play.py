@@ -1,10 +1,11 @@
 """Plays a batch of episodes with the policy, wherever its engines are: in this process, on a Ray cluster, or on servers.
 
     play(policy, limits, adapter, env, task_data, data, attempts, prefix, seed) -> trajectories, in the order of the attempts
-    sampler(policy, adapter, temperature, max_tokens, stop) -> for episodes that ask by themselves (steps/gateway/play.py)
+    sampler(policy, adapter, temperature, max_tokens, stop) -> for episodes that ask by themselves
+    (addons/agents/gateway/play.py)
 
 The batch is cut into `limits.shards` (steps/sampling/shards.py), whose bytes are the same in this process and on a cluster.
-Servers need none: a turn's bytes there are its own (steps/sampling/servers.py).
+Servers need none: a turn's bytes there are its own (addons/fleet/servers.py).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def play(
     """The trajectories of all attempts by the policy with this adapter, in the same order."""
     parts = shards.cut(attempts, limits.shards)
     if policy.kind == "ray":
-        from steps.sampling import cluster
+        from addons.fleet import cluster
 
         return cluster.play(policy, limits, adapter, env, task_data, parts, prefix, seed, logit_bias)
     if policy.kind == "server":
-        from steps.sampling.server_sampler import ServerSampler
+        from addons.fleet.server_sampler import ServerSampler
 
         return engine.play(policy, limits, adapter, env, data, attempts, prefix, seed, logit_bias, ServerSampler)
     played: list[Trajectory] = []
@@ -58,11 +59,11 @@ def play(
 def sampler(policy: Policy, adapter: Path, temperature: float, max_tokens: int, stop: int) -> Any:
     """What samples single turns with this adapter: an EngineSampler (steps/sampling/engine.py), or what has its methods."""
     if policy.kind == "ray":
-        from steps.sampling.cluster_sampler import ClusterSampler
+        from addons.fleet.cluster_sampler import ClusterSampler
 
         return ClusterSampler(policy, adapter, temperature, max_tokens, stop)
     if policy.kind == "server":
-        from steps.sampling.server_sampler import ServerSampler
+        from addons.fleet.server_sampler import ServerSampler
 
         return ServerSampler(policy, adapter, temperature, max_tokens, stop)
     return engine.EngineSampler(policy, adapter, temperature, max_tokens, stop)

@@ -3,7 +3,7 @@
 The bytes of a sampled token depend on what is in the engine's batch beside it. A shard is such a batch, whole: its content
 decides its bytes, whichever engine plays it, and whether one engine plays all shards in turn or each has one of its own.
 
-`dispatch` gives shards to engines that come and go. It knows nothing of what they are: steps/sampling/cluster.py has vLLM's
+`dispatch` gives shards to engines that come and go. It knows nothing of what they are: addons/fleet/cluster.py has vLLM's
 on Ray, the tests have fakes.
 """
 

@@ -5,7 +5,7 @@ by hashes of entries of dvc.lock, so logging again, or continuing after an inter
 is .flywheel/mlflow.db and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
 Left out: trajectories and checkpoints (DVC keeps them; their md5s are logged as the run's inputs), and the content of files
-that git does not track. What the agent did goes into traces (steps/tracing/sender.py). Everything logged is masked
+that git does not track. What the agent did goes into traces (addons/trackers/tracing/sender.py). Everything logged is masked
 (steps/core/masking.py), except the adapter's own files. After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from addons.trackers.tracing.sender import Tracing
 from steps.core import dotenv
 from steps.core.masking import masked
 from steps.core.params import Params, load
@@ -33,7 +34,6 @@ from steps.project import git, store
 from steps.project.chain import origins, read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
-from steps.tracing.sender import Tracing
 from steps.tracking.measured import MeasuredRun
 from steps.tracking.system_metrics import Sample
 

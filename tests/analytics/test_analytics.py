@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
+from addons.trackers.tracing import langfuse_pages
 from environments.base import Message, Scenario, error, use, words
 from steps.analytics import analysis, episodes
 from steps.analytics import langfuse as analytics_langfuse
@@ -22,7 +23,6 @@ from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
 from steps.registry import paired
-from steps.tracing import langfuse_pages
 
 NO_CALL = error("no tool was called; call one between <tool_call> and </tool_call>")
 BAD_CALL = error('a tool call must be {"name": …, "arguments": {…}} in valid JSON between <tool_call> and </tool_call>')
@@ -366,9 +366,9 @@ class StandIn:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def add(self, iteration: str, run: str, at: float) -> None:
-        """The traces of an iteration, as steps/tracing/episodes.py makes them and a server keeps them."""
+        """The traces of an iteration, as addons/trackers/tracing/episodes.py makes them and a server keeps them."""
+        from addons.trackers.tracing import episodes
         from steps.core.masking import Masker
-        from steps.tracing import episodes
 
         about = episodes.About(run, "toy", "model", iteration, "train", 1.0, 64, "training", at)
         scenarios = {scenario.id: scenario for scenario in SCENARIOS}

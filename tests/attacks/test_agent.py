@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from addons.agents.processes import Processes
 from environments import _confined
 from environments.base import Scenario
-from steps.agents.processes import Processes
 from tests.conftest import ROOT
 
 SECRET = "sk-of-the-user-and-nobody-else"

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from flows.serving import capture
-from steps.traces.records import key_of
-from steps.traces.store import Store
+from addons.production.serving import capture
+from addons.production.traces.records import key_of
+from addons.production.traces.store import Store
 from tests.conftest import ROOT, free_port
 
 KEY = "a-key"

@@ -208,7 +208,7 @@ def test_an_adapter_of_something_else_is_refused(tmp_path: Path, fields: dict[st
 def test_a_missing_folder_is_not_looked_up_on_the_hub(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steps.planning import models
+    from addons.planning import models
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the Hub was asked"))

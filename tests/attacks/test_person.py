@@ -17,11 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from flows import vllm_server
+from addons.fleet import vllm_server
+from addons.production.serving import live
+from addons.production.serving.uploads import Uploads
 from flows.deployment import people
 from flows.promotion import change
-from flows.serving import live
-from flows.serving.uploads import Uploads
 from steps.core.params import Policy, Serve
 from tests.conftest import MlflowServer
 from tests.flows.test_mlflow_server import basic

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows.ingest import described
-from steps.traces import files, packed
-from steps.traces.forget import forget, keys_of
-from steps.traces.records import key_of
-from steps.traces.sources import Ingested, Source, ingest
-from tests.traces.test_forget import task
+from addons.production.ingest import described
+from addons.production.traces import files, packed
+from addons.production.traces.forget import forget, keys_of
+from addons.production.traces.records import key_of
+from addons.production.traces.sources import Ingested, Source, ingest
+from tests.addons.production.traces.test_forget import task
 
 QUESTION = {"role": "user", "content": "Which ferry goes to the island on Sundays in May?"}
 ANSWER = {"role": "assistant", "content": "The one at nine, from the old pier."}
@@ -123,7 +123,7 @@ def test_an_id_that_looks_like_a_key_is_not_that_conversation(tmp_path: Path) ->
 
 def test_words_do_not_forget_others(tmp_path: Path) -> None:
     """A prompt that names ids is a prompt; and ids are names, not patterns."""
-    ask = f"Run flows.forget victim {key_of('openai', 'victim')} now, and flows.prune --delete!"
+    ask = f"Run addons.production.forget victim {key_of('openai', 'victim')} now, and flows.prune --delete!"
     take(tmp_path, write(tmp_path / "x.jsonl", row("victim"), row("attacker", ask)))
     assert len(conversations(tmp_path)) == 2
     assert not forget(

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent.parent
 NAME = re.compile(r"\b(?:FLYWHEEL|LANGFUSE|WANDB|MLFLOW|PREFECT|HF|VERIFIERS|OPENENV)_[A-Z]+(?:_[A-Z]+)*\b(?!_)")
 # Names that nobody sets by hand, and who sets them.
 INTERNAL = {
-    "FLYWHEEL_GATEWAY_OWN_KEY": "steps/gateway/play.py, for the gateway's process",
-    "FLYWHEEL_ADAPTERS": "flows/vllm_server.py, for the guard in vLLM's process",
-    "FLYWHEEL_CONSENT_KEY": "flows/serving/server.py, for the guard in vLLM's process",
+    "FLYWHEEL_GATEWAY_OWN_KEY": "addons/agents/gateway/play.py, for the gateway's process",
+    "FLYWHEEL_ADAPTERS": "addons/fleet/vllm_server.py, for the guard in vLLM's process",
+    "FLYWHEEL_CONSENT_KEY": "addons/production/serving/server.py, for the guard in vLLM's process",
     "FLYWHEEL_CORES": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_KEY": "environments/_harness.py, for the programs of harnesses",
     "FLYWHEEL_LANE": "flows/training/ahead.py, for the worker that samples ahead",
@@ -27,11 +27,11 @@ INTERNAL = {
     "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "flows/ui.py, for Prefect's server",
     "FLYWHEEL_ROOT": "flows/ui.py, for the worker's flow runs",
-    "FLYWHEEL_SHOWN": "flows/serving/server.py, for what rewrites requests in vLLM's process",
-    "FLYWHEEL_SERVED": "flows/serving/server.py, for the split of trial.py in vLLM's process",
-    "FLYWHEEL_SERVE_HOST": "flows/serving/server.py, for the guard in vLLM's process",
-    "FLYWHEEL_SERVE_KEY": "flows/ask.py, for itself",
-    "FLYWHEEL_SWAP_TOKEN": "flows/serving/server.py, for the guard in vLLM's process",
+    "FLYWHEEL_SHOWN": "addons/production/serving/server.py, for what rewrites requests in vLLM's process",
+    "FLYWHEEL_SERVED": "addons/production/serving/server.py, for the split of trial.py in vLLM's process",
+    "FLYWHEEL_SERVE_HOST": "addons/production/serving/server.py, for the guard in vLLM's process",
+    "FLYWHEEL_SERVE_KEY": "addons/production/ask.py, for itself",
+    "FLYWHEEL_SWAP_TOKEN": "addons/production/serving/server.py, for the guard in vLLM's process",
     "MLFLOW_DISABLE_TELEMETRY": "flows/deployment/mlflow_server.py, for itself",
     "MLFLOW_PORT": "the Makefile, of whose variables flows/diagnosis/machine.py speaks",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "flows/deployment/mlflow_server.py, for itself",
@@ -48,10 +48,10 @@ INTERNAL = {
     "PREFECT_SERVER_API_AUTH_STRING": "flows/ui.py, for Prefect's server",
     "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": "flows/ui.py, for Prefect's server",
     "PREFECT_WORKER_QUERY_SECONDS": "flows/ui.py, for Prefect's worker",
-    "WANDB_CACHE_DIR": "steps/tracking/wandb_process.py, for itself",
-    "WANDB_DATA_DIR": "steps/tracking/wandb_process.py, for itself",
-    "WANDB_ERROR_REPORTING": "steps/tracking/wandb_process.py, for itself",
-    "WANDB_SILENT": "steps/tracking/wandb_process.py, for itself",
+    "WANDB_CACHE_DIR": "addons/trackers/wandb_process.py, for itself",
+    "WANDB_DATA_DIR": "addons/trackers/wandb_process.py, for itself",
+    "WANDB_ERROR_REPORTING": "addons/trackers/wandb_process.py, for itself",
+    "WANDB_SILENT": "addons/trackers/wandb_process.py, for itself",
 }
 OF_TOOLS = {"HF_ENDPOINT", "OPENAI_API_KEY"}  # read by a library, or under the name that params.yaml gives
 
@@ -59,7 +59,7 @@ OF_TOOLS = {"HF_ENDPOINT", "OPENAI_API_KEY"}  # read by a library, or under the 
 def read_by_code(root: Path) -> set[str]:
     """The names that stand in modules, outside tests."""
     variables: set[str] = set()
-    for package in ("flows", "steps", "environments", "viewer"):
+    for package in ("flows", "steps", "addons", "environments", "viewer"):
         for path in (root / package).rglob("*.py"):
             variables.update(NAME.findall(path.read_text()))
     return variables

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import environments
+from addons.agents.episode import Episode
 from environments import Result
 from environments import _agent_template as agent
 from environments.base import Scenario
-from steps.agents.episode import Episode
 from tests.conftest import ROOT
 from tests.support.openai_server import Answer, Body, Server, calling, last, tool_call
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 import environments
+from addons.agents.episode import Episode
 from environments import Result, _confined, _harness, _new
 from environments._harness import HARNESSES, Harness
 from environments.base import Scenario
 from flows.repro.parameters import set_params
-from steps.agents.episode import Episode
 from steps.core import params
 from steps.core.errors import UserError
 from steps.runner.handover import alive
@@ -254,7 +254,7 @@ def test_a_program_that_is_not_here_is_a_sentence_with_its_command(name: str, mo
 
 
 def test_a_worker_whose_machine_lacks_the_program_says_so_and_takes_no_episode() -> None:
-    words = [sys.executable, "-m", "steps.agents.worker", "harness:codex"]
+    words = [sys.executable, "-m", "addons.agents.worker", "harness:codex"]
     variables = {**os.environ, "PATH": "/nowhere"}
     done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert json.loads(done.stdout) == {

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from addons.fleet.replica import Replica
 from environments._waiting import run
 from environments.kit.http_client import Client, Late, NoAnswer, TooMuch, Unreachable, asked
 from steps.core.errors import UserError
 from steps.core.params_policy import Servers
-from steps.sampling.replica import Replica
 from tests.conftest import ROOT, free_port
 from tests.support.slow_servers import dripping_server
 
@@ -133,13 +133,17 @@ def test_nobody_there_is_another_failure() -> None:
 
 
 # Others, and why: MLflow's own client, with limits of its own, and the certificates that an agent may pass on.
-OTHERS = {"steps/project/slow_server.py", "steps/agents/episode.py"}
+OTHERS = {"steps/project/slow_server.py", "addons/agents/episode.py"}
 ANOTHER = re.compile(
     r"^\s*(?:import|from) (?:requests|httpx2?|aiohttp|urllib\.request|urllib3|http\.client)\b", re.MULTILINE
 )
 
 
 def test_no_other_client_is_made() -> None:
-    files = [file for folder in ("environments", "steps", "flows", "viewer") for file in (ROOT / folder).rglob("*.py")]
+    files = [
+        file
+        for folder in ("environments", "addons", "steps", "flows", "viewer")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
     found = {file.relative_to(ROOT).as_posix() for file in files if ANOTHER.search(file.read_text())}
     assert found == {"environments/kit/http_client.py", *OTHERS}

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import environments
+from addons.supervised import generate
 from environments import _new
 from environments.base import Scenario
 from steps.core.params import Endpoint, Policy
-from steps.data import generate
 from steps.sampling import players
 from tests.support import shop_database
 from tests.support.openai_server import Server

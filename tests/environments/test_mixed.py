@@ -101,7 +101,7 @@ def test_the_environment_is_the_same_whichever_name_comes_first() -> None:
 
 
 def test_another_process_finds_the_class_by_its_name() -> None:
-    """As an engine on a Ray cluster does (steps/sampling/engine_actor.py)."""
+    """As an engine on a Ray cluster does (addons/fleet/engine_actor.py)."""
     from importlib import import_module
 
     env = environments.load(BOTH)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from addons.agents.episode import Episode
 from environments import _pictures
 from environments._agents import AgentEnv, read_row
 from environments.base import Scenario, picture_url
-from steps.agents.episode import Episode
 from tests.support.seeing import picture
 
 

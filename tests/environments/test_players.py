@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 import environments
+from addons.supervised import teach
+from addons.supervised.small_policy import small_policy
+from addons.supervised.solve import Solver
 from benchmarks import environments as speed
 from benchmarks import hacks
 from environments._mixed import mixed
@@ -23,10 +26,7 @@ from steps import evaluate
 from steps.analytics import baselines, token_bias
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.data import teach
-from steps.data.solve import Solver
 from steps.sampling import players
-from steps.supervised.small_policy import small_policy
 from tests.conftest import ROOT
 from tests.environments import test_environments as contract
 from tests.support.bare import Bare

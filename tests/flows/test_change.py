@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from addons.production.serving import live
 from flows import rollback
 from flows.promotion import change
-from flows.serving import live
 from steps.core.errors import UserError
 from steps.core.params import Serve
 from steps.project.ledger import Ledger

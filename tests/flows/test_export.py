@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from addons.production.serving import vllm_process
+from addons.production.serving.server import SERVER, Server
 from environments.email_search import EmailSearch
 from flows import export
-from flows.serving import vllm_process
-from flows.serving.server import SERVER, Server
 from steps.core.params import Lora, Policy
 from steps.policy.loading import load_chat
 
@@ -44,7 +44,8 @@ def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, file: int, 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_the_commands_options_are_those_of_the_server_that_is_tested(merged: bool) -> None:
-    """tests/flows/test_serve.py starts vLLM with `Server.command`, and reads the tokens of the evaluation from it."""
+    """tests/addons/production/test_serve.py starts vLLM with `Server.command`, and reads the tokens of the evaluation
+    from it."""
     policy = Policy(base_model="org/some model", revision="abc", lora=Lora(rank=12))
     chat = load_chat(Policy(), EmailSearch)
     text = export.usage(policy, chat, "toy", merged)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from flows import serve
-from flows.serve import SERVED, STATE, Follower
-from flows.serving import guard, trial
-from flows.serving.server import Server, checked_host, served_key
+from addons.production import serve
+from addons.production.serve import SERVED, STATE, Follower
+from addons.production.serving import guard, trial
+from addons.production.serving.server import Server, checked_host, served_key
+from addons.production.traces.store import Store
 from steps.core import params
 from steps.core.errors import UserError
 from steps.policy.adapter import adapter_hash
@@ -25,7 +26,6 @@ from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
 from steps.registry.model import RegisteredModel, fetched, tagged_adapter
-from steps.traces.store import Store
 from tests.support.openai_server import send
 
 BAD_TAGS = [

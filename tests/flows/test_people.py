@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from addons.production.serving import live
 from flows import promote, rollback
 from flows.deployment import mlflow_writes, people
 from flows.deployment.mlflow_server import Guard
 from flows.promotion import change
-from flows.serving import live
 from steps.core.errors import UserError
 from steps.registry.model import RegisteredModel
 from tests.flows.test_mlflow_server import basic

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.lineage import index, questions
+from addons.lineage.__main__ import main
 from environments.base import Scenario
 from flows import evaluate, promote, rollback
 from flows.deployment.settings import EvaluateSettings, PromoteSettings
@@ -25,8 +27,6 @@ from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import EvaluateParams, PromoteParams
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
-from steps.lineage import index, questions
-from steps.lineage.__main__ import main
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from addons.lineage.tables import Rows, write
 from flows import prune
 from flows.deployment import pruning, workspace
 from flows.deployment.pruning import CHECKPOINTS, ORPHANS, Cache, Snapshot, removable
-from steps.lineage.tables import Rows, write
 from steps.project.git import git
 from steps.project.ledger import Ledger
 from tests.conftest import small_repository
@@ -192,7 +192,7 @@ def test_it_waits_for_nobody_and_works_beside_nobody(project: Path) -> None:
 def test_what_forget_prints_removes_the_version_and_no_kept_runs_data(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flows import forget
+    from addons.production import forget
 
     kept, free = (stored(project, {"scenarios.jsonl": f"said {word}\n".encode()}) for word in ("one", "two"))
     (project / "start.dvc").write_text(json.dumps({"outs": [{"path": "start", "md5": kept}]}))

@@ -1,4 +1,4 @@
-"""A run that starts over says so once, with what changed; and the list of the task's code is made again after an edit."""
+"""A run that starts over says so once, with what changed; and the lists of code are made again after an edit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.conftest import run
 
 DVC = """
 stages:
-  task_code:
+  code:
     cmd: python list.py
     deps: [environments]
-    outs: [run/task_code.json]
+    outs: [run/code]
   scenarios:
     cmd: cp data run/scenarios
-    deps: [data, run/task_code.json]
+    deps: [data, run/code/scenarios.json]
     params: [seed, rollout]
     outs: [run/scenarios]
   rollout_1:
@@ -33,7 +33,8 @@ stages:
 LIST = """
 import json, pathlib
 files = {str(p): p.read_text() for p in pathlib.Path("environments").glob("[!o]*.py")}
-pathlib.Path("run/task_code.json").write_text(json.dumps(files))
+pathlib.Path("run/code").mkdir(exist_ok=True)
+pathlib.Path("run/code/scenarios.json").write_text(json.dumps(files))
 """
 
 
@@ -106,5 +107,5 @@ def test_an_edit_while_a_run_goes_on_counts_for_the_stages_that_follow(
     pipeline.reproduce("scenarios")
     (ran / "environments/mine.py").write_text("edited meanwhile")
     pipeline.reproduce("rollout_1")
-    assert json.loads((ran / "run/task_code.json").read_text())["environments/mine.py"] == "edited meanwhile"
+    assert json.loads((ran / "run/code/scenarios.json").read_text())["environments/mine.py"] == "edited meanwhile"
     assert pipeline.reproduce("scenarios"), "and the next run begins there"

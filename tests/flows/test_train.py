@@ -64,7 +64,7 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
 
 @pytest.mark.nightly
 def test_ask_plays_a_test_scenario_again_with_both_policies_and_the_same_tokens(project: Project) -> None:
-    done = run(python("flows.ask", "--scenario", "2"), project.folder)
+    done = run(python("addons.production.ask", "--scenario", "2"), project.folder)
     assert done.returncode == 0, done.stderr
     best = json.loads((project.folder / "run/summary.json").read_text())["trained"]["iteration"]
     for who, name in (("base", "000"), ("trained", f"{best:03d}")):
@@ -330,7 +330,7 @@ def test_a_missing_mailbox_is_a_sentence(fresh: Path, prefect_server: str) -> No
     assert "mails.jsonl" in line
     assert "git checkout" in line
     made = {path.name for path in (fresh / "run").glob("*")}
-    assert made <= {"task_code.json", "timings"}, "what reads no mailbox"
+    assert made <= {"code", "timings"}, "what reads no mailbox"
 
 
 def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_server: str) -> None:

@@ -24,9 +24,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import environments
+from addons.production.serving import capture
+from addons.production.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
+from addons.production.traces.records import Conversation, joined
+from addons.production.traces.store import Store
 from environments._mcp_settings import read_settings
 from environments.base import Scenario, TaskProblem
-from flows.serving import capture
 from flows.training.sources import Brought, check
 from steps.core import dotenv, params
 from steps.core.errors import UserError
@@ -38,14 +41,11 @@ from steps.policy.loading import load_chat
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
 from steps.registry.card import parsed
-from steps.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
-from steps.traces.records import Conversation, joined
-from steps.traces.store import Store
 from tests.conftest import ROOT
 from tests.core.test_records import FULL, REWARD, SCENARIO
 from tests.fuzz.mutations import VALUES, bytes_of, damaged, documents, lines_of, mutated, text_of
 
-GOLDEN = ROOT / "tests/traces/golden"
+GOLDEN = ROOT / "tests/addons/production/traces/golden"
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "40"))
 IS_SHORT = "FUZZ_INPUTS" not in os.environ
 LORA = Policy().lora

@@ -1,8 +1,8 @@
 """Each of our HTTP servers answers any request with the right key, or refuses it in a sentence; none fails.
 
 schemathesis makes the requests of a description that stands here, half of them against it; the same with the gateway's own
-description is in tests/gateway/test_process.py. Each server is its real ASGI application. `make fuzz` makes 2,000 requests
-for each operation (FUZZ_INPUTS / 5), and 1,000 of the gateway.
+description is in tests/addons/agents/gateway/test_process.py. Each server is its real ASGI application. `make fuzz`
+makes 2,000 requests for each operation (FUZZ_INPUTS / 5), and 1,000 of the gateway.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from flows import vllm_server
-from flows.serving.capture import Capture
-from flows.serving.guard import Guard
-from flows.serving.server import Server as Served
-from flows.serving.uploads import Uploads
+from addons.fleet import vllm_server
+from addons.production.serving.capture import Capture
+from addons.production.serving.guard import Guard
+from addons.production.serving.server import Server as Served
+from addons.production.serving.uploads import Uploads
 from steps.core.params import Policy
 from tests.viewer.test_pages import make_run
 from viewer.app import application

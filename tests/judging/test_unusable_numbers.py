@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 import environments
+from addons.agents.worker import as_result
+from addons.production.traces.openai_jsonl import feedback_of
+from addons.supervised import teach
 from environments._agents import AgentEnv, Result
 from environments.base import Component, Env, Message, Outcome, Scenario, words
 from flows.terminal import health
 from steps import score as stage
-from steps.agents.worker import as_result
 from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
-from steps.data import teach
 from steps.judging import pairs
 from steps.judging.criteria import criteria
 from steps.judging.prompts import read
 from steps.judging.rule import by_rule, succeeds, unusable_line
 from steps.score import combine
-from steps.traces.openai_jsonl import feedback_of
 from steps.training.credit import states_of
 
 NAN, INF = float("nan"), float("inf")

@@ -79,7 +79,7 @@ def test_what_follows_a_turn_may_show_pictures(made: Made) -> None:
 
 
 def test_demonstrations_with_pictures_are_refused(made: Made) -> None:
-    from steps.supervised.chats import labelled
+    from addons.supervised.chats import labelled
 
     chat = load_chat(made[1], seeing.Colours)
     messages, _ = two("What?")
@@ -131,7 +131,7 @@ def test_only_engines_in_this_process_are_shown_pictures(made: Made) -> None:
 
 
 def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
-    from flows.serving.server import model_options
+    from addons.production.serving.server import model_options
 
     with pytest.raises(UserError, match="sees pictures, and vLLM's server reads those with torchvision"):
         model_options(made[1], load_chat(made[1], seeing.Colours))

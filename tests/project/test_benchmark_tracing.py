@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from addons.trackers.tracing.sender import langfuse
 from benchmarks import tracing
 from benchmarks._common import ROOT
 from benchmarks.tracing import Run, host, lost, outputs, row, warnings
-from steps.tracing.sender import langfuse
-from tests.tracing.test_tracing import traced
+from tests.addons.trackers.tracing.test_tracing import traced
 
 
 def sent(kind: str, patience: float = 1.5) -> tuple[str, set[str], float]:

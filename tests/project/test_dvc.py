@@ -9,6 +9,7 @@ import ast
 import copy
 import importlib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from steps.code import code
 from steps.core import params
 from steps.core.params import Params
 from steps.runner.stage import signature
@@ -29,19 +31,23 @@ ROOT = Path(__file__).parent.parent.parent
 # The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
 # message does not make every stage of every run stale.
 RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
+RUNNER |= {"addons/fleet/ray_train.py"}
 # Errors, lines and progress that a person sees, masked; and how a file is put in place.
 RUNNER |= {
     f"steps/core/{name}.py"
     for name in ("cores", "errors", "files", "masking", "progress", "readable", "secret_forms", "terminal")
 }
 # What a room is, in one docstring and no code: a test holds them to that.
-RUNNER |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps").rglob("__init__.py")}
+RUNNER |= {
+    path.relative_to(ROOT).as_posix() for folder in ("steps", "addons") for path in (ROOT / folder).rglob("__init__.py")
+}
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 GENERAL = "tasks_data/general_policy"  # that of new tasks
 # Stages that read no task's data as such.
-BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "task_code")
+BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "code")
+FROZEN = ("embedded_policy", "general_policy")  # they depend on folders
 TASK = "tasks_data/${task}"  # a policy made for the task lies there
-FOLDER, CODE = "environments", "run/task_code.json"  # what the stage task_code reads, and what it makes of that
+CODE = "run/code/{}.json"  # what the stage code lists for a stage's module
 
 Stage = dict[str, Any]
 
@@ -132,8 +138,9 @@ def command_faults(stage: Stage) -> list[str]:
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Output" and name in arguments}
     faults += [f"{out} is not written" for out in listed["Output"] if out not in paths]
     paths = {arguments[name] for name, (kind, _, _) in kinds.items() if kind == "Input" and name in arguments}
-    others = (CODE, EMBEDDED, GENERAL, TASK)
-    data = [dep for dep in listed["Input"] if not dep.endswith(".py") and dep not in others]
+    others = (CODE.format(module(stage).rpartition(".")[2]), EMBEDDED, GENERAL, TASK)
+    is_built = module(stage).rpartition(".")[2] in FROZEN
+    data = [dep for dep in listed["Input"] if dep not in others and not is_built]
     faults += [f"{dep} is not read" for dep in data if dep not in paths]
     return sorted(faults)
 
@@ -182,7 +189,7 @@ def modules_imported(file: Path) -> Iterator[str]:
         for name in names:
             # `import a.b` runs a/__init__.py too
             for part in itertools.accumulate(name.split("."), "{}.{}".format):
-                if part.partition(".")[0] in ("steps", "environments") and path(part).is_file():
+                if part.partition(".")[0] in ("steps", "environments", "addons") and path(part).is_file():
                     yield path(part).relative_to(ROOT).as_posix()
 
 
@@ -202,29 +209,43 @@ def loads_environments(file: str) -> bool:
     return "environments.load(" in (ROOT / file).read_text()
 
 
-def code_faults(stage: Stage) -> set[str]:
-    """Files that a stage's module imports and dvc.yaml does not list, or the other way round."""
-    needed = closure(module(stage))
-    listed = {dep for dep in stage["deps"] if dep.endswith(".py") or dep in (FOLDER, CODE)}
-    covered = {file for file in needed if file.startswith("environments/")}
-    if FOLDER in options(stage).values():
-        needed = needed - covered | {FOLDER}
-    elif any(map(loads_environments, needed)):  # the list has what any task needs (tests/stages/test_task_code.py)
-        needed = needed - covered | {CODE}
-    return needed ^ listed
+@pytest.fixture(scope="module")
+def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stage code makes for params.yaml's defaults."""
+    folder = tmp_path_factory.mktemp("code") / "code"
+    names = ("steps", "environments", "addons")
+    chosen = params.CodeParams(task="email_search", policy=Params().policy, update=Params().update)
+    code(*(ROOT / name for name in names), folder, chosen)
+    return folder
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_code_dependencies_are_what_the_stage_imports(name: str) -> None:
-    assert code_faults(STAGES[name]) == set()
+def code_faults(stage: Stage, listings: Path) -> set[str]:
+    """Files that a stage's module imports and its list has not, or the other way round; and a list that it does not name."""
+    needed, listing = closure(module(stage)), CODE.format(module(stage).rpartition(".")[2])
+    if listing not in stage["deps"]:
+        return {listing}
+    files = set(json.loads((listings / Path(listing).name).read_text()))
+    if any(map(loads_environments, needed)):  # the list has what any task needs (tests/stages/test_code.py)
+        needed, files = ({file for file in each if not file.startswith("environments/")} for each in (needed, files))
+    return needed ^ files
 
 
-def test_the_rule_of_code_can_fail() -> None:
+@pytest.mark.parametrize("name", [name for name in STAGES if name not in (*FROZEN, "code")])
+def test_a_stages_code_is_what_it_imports(name: str, listings: Path) -> None:
+    assert code_faults(STAGES[name], listings) == set()
+
+
+def test_the_rule_of_code_can_fail(listings: Path) -> None:
     bad = copy.deepcopy(STAGES["rollout"])
-    bad["deps"].remove("steps/sampling/engine.py")
-    bad["deps"].remove(CODE)
-    bad["deps"] += ["steps/training/grpo.py", FOLDER]
-    assert code_faults(bad) == {"steps/sampling/engine.py", CODE, "steps/training/grpo.py", FOLDER}
+    bad["cmd"] = bad["cmd"].replace("steps.rollout", "steps.score")
+    assert code_faults(bad, listings) == {"run/code/score.json"}
+    bad["deps"].append("run/code/score.json")
+    assert code_faults(bad, listings) == set()
+    listing = listings / "score.json"
+    content = listing.read_text()
+    listing.write_text(content.replace("steps/judging/ruler.py", "steps/training/grpo.py"))
+    assert code_faults(bad, listings) == {"steps/judging/ruler.py", "steps/training/grpo.py"}
+    listing.write_text(content)
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
@@ -250,11 +271,10 @@ def test_the_runner_imports_nothing_that_makes_a_difference() -> None:
     """It is left out of deps: what it imports in turn must be the runner itself, or the parameters, which are listed."""
     beyond = {imported for file in RUNNER for imported in modules_imported(ROOT / file)} - RUNNER
     assert beyond <= {"steps/core/params.py"}
-    assert all("steps/core/params.py" in stage["deps"] for stage in STAGES.values() if declared(stage))
 
 
 def test_a_room_says_what_it_is_and_runs_no_code() -> None:
-    for file in (ROOT / "steps").rglob("__init__.py"):
+    for file in (*(ROOT / "steps").rglob("__init__.py"), *(ROOT / "addons").rglob("__init__.py")):
         body = ast.parse(file.read_text()).body
         assert [type(node) for node in body] == [ast.Expr], file
         assert ast.get_docstring(ast.parse(file.read_text())), file
@@ -263,8 +283,8 @@ def test_a_room_says_what_it_is_and_runs_no_code() -> None:
 def test_dependencies_exist_and_are_listed_once() -> None:
     for name, stage in STAGES.items():
         assert len(set(stage["deps"])) == len(stage["deps"]), name
-        code = [dep for dep in stage["deps"] if dep.endswith(".py")]
-        assert all((ROOT / dep).is_file() for dep in code), name
+        code = [dep for dep in stage["deps"] if dep.startswith(("steps", "addons", "environments"))]
+        assert all((ROOT / dep).is_dir() for dep in code), name
 
 
 # --- As DVC reads it
@@ -305,7 +325,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 def test_dvc_makes_a_stage_of_each_iteration(listed: dict[str, dict[str, Any]]) -> None:
     numbers = ("001", "002", "003")
-    expected = {"task_code", "scenarios", "initialise", "register", "test@base", "test@best"}
+    expected = {"code", "scenarios", "initialise", "register", "test@base", "test@best"}
     expected |= {f"{name}@{number}" for name in ("rollout", "score", "update") for number in numbers}
     expected |= {f"evaluate@{number}" for number in ("000", *numbers)}
     assert listed.keys() - {"embedded_policy", "general_policy"} == expected
@@ -338,7 +358,7 @@ def test_every_input_of_the_run_is_made_by_one_stage(listed: dict[str, dict[str,
     outputs = [out for stage in listed.values() for out in stage["outs"]]
     assert len(set(outputs)) == len(outputs)
     read = {dep for stage in listed.values() for dep in stage["deps"] if dep.startswith("run/")}
-    assert read <= set(outputs)
+    assert {dep for dep in read - set(outputs) if not dep.startswith("run/code/")} == set()
 
 
 def test_commands_hold_no_placeholders(listed: dict[str, dict[str, Any]]) -> None:
@@ -372,6 +392,7 @@ def test_a_run_that_starts_from_something_has_two_more_stages(
     assert not [name for name in listed if name.startswith(("start", "sft"))]
     read = {dep for deps, _ in stages.values() for dep in deps if dep.startswith(("run/", "start/"))}
     made = {out for _, outs in stages.values() for out in outs}
+    read = {dep for dep in read if not dep.startswith("run/code/")}
     assert read - made == {"start/policy", "start/demonstrations.jsonl"}  # which start.dvc has
     assert "run/start/checkpoint" in stages["sft@sft"][0]
     assert {"run/sft/adapter", "run/sft/successes.json"} <= stages["rollout@001"][0]
@@ -403,7 +424,7 @@ def test_a_run_of_several_tasks_depends_on_the_data_of_each(
         before = {each.name for each in repo.index.graph.successors(stages["rollout@001"])}
     for task in both.split("+"):
         assert made[f"mix@{task}"] == [f"tasks_data/{both}/{task}"]
-        assert read[f"mix@{task}"] == {"steps/mix.py", f"tasks_data/{task}"}
+        assert read[f"mix@{task}"] == {"run/code/mix.json", f"tasks_data/{task}"}
         assert f"mix@{task}" in before, "whose copies it waits for"
     reading = {name for name, paths in read.items() if f"tasks_data/{both}" in paths}
     assert reading == {name for name in stages if name.partition("@")[0] not in BUILT_OR_MIXED}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PRODUCT = ("steps", "flows", "viewer", "environments", "benchmarks")
+PRODUCT = ("steps", "addons", "flows", "viewer", "environments", "benchmarks")
 NAMELESS = {"one", "ones", "found", "said", "told", "known"}  # as names of variables, arguments or functions
 CLIPPED = re.compile(
     r"\b[Aa]n? (row|line|run|step|score|page|file|key|value|table|folder|object|process|hash) an? [a-z]\w+"

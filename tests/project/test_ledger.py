@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from addons.lineage import tables
 from steps.core.errors import UserError
 from steps.core.progress import report_to
-from steps.lineage import tables
 from steps.project import ledger as ledger_module
 from steps.project.ledger import Ledger
 

@@ -17,8 +17,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from addons.lineage import tables
 from steps.core.errors import UserError
-from steps.lineage import tables
 from steps.project import ledger as ledger_module
 from steps.project import revisions
 from steps.project.ledger import REPLIES, SCHEMA, Ledger

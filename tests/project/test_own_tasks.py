@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import environments
+from addons.supervised.chats import read_demonstrations
 from benchmarks import _runs, own_tasks
 from environments import _new
 from environments.base import Message, Split
 from steps.core.params import Scenarios
 from steps.data.contamination import check as check_contamination
-from steps.supervised.chats import read_demonstrations
 from tests.environments import test_environments as contract
 
 COUNTS: dict[Split, int] = {"train": 60, "val": 30, "test": 40}

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("flows", "steps", "environments", "viewer")
+PACKAGES = ("flows", "steps", "environments", "viewer", "addons")
 LOCKS = ("requirements/cpu.txt", "requirements/gpu.txt", "requirements/dev.txt")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,6 +34,7 @@ FORBIDDEN = {
     "steps": {"flows", "benchmarks", "prefect"},
     "flows": {"benchmarks", "viewer"},
     "viewer": {"benchmarks", "flows", "prefect"},
+    "addons": {"benchmarks"},
 }
 # `to_mlflow` writes traces into MLflow's store, with MLflow's own entities and conversion; `mlflow_server` runs its server.
 MAY_IMPORT_MLFLOW = {
@@ -41,7 +42,7 @@ MAY_IMPORT_MLFLOW = {
     "steps/project/store.py",
     "steps/registry/publish.py",
     "steps/tracking/tracker.py",
-    "steps/tracing/to_mlflow.py",
+    "addons/trackers/tracing/to_mlflow.py",
 }
 # What no module of steps/ and environments/ may import before one of its functions is called.
 HEAVY = {"torch", "vllm", "trl", "peft", "transformers", "datasets", "accelerate", "mlflow", "prefect", "dvc"}
@@ -104,10 +105,14 @@ HEAVY_OURS = {
 }
 
 
+# What runs on Prefect may import it: flows, and an add-on's own.
+ON_PREFECT = ("flows/", "addons/production/flywheel.py", "addons/production/serving/")
+
+
 def heavy_imports(root: Path) -> list[str]:
     broken = []
-    for package, path, tree in modules(root):
-        light = package != "flows" and path.removesuffix(".py").replace("/", ".") not in HEAVY_OURS
+    for _, path, tree in modules(root):
+        light = not path.startswith(ON_PREFECT) and path.removesuffix(".py").replace("/", ".") not in HEAVY_OURS
         names = {name for node in at_import(tree) for name in imported(node)} if light else set()
         heavy = {name for name in names if name.split(".")[0] in HEAVY or name in HEAVY_OURS}
         broken += [f"{path} imports {name} at module level" for name in sorted(heavy)]
@@ -339,6 +344,20 @@ def test_text_rule_can_fail(tmp_path: Path) -> None:
         "bad.md:3 names a path of one machine",
         "bad.md:4 names a package registry",
     ]
+
+
+# --- Releases
+
+
+def releases(changelog: str) -> list[str]:
+    """The headings of CHANGELOG.md: "Unreleased", then versions, the newest first."""
+    return re.findall(r"^## (\S+)", changelog, flags=re.M)
+
+
+def test_the_newest_release_is_the_projects_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert releases(text)[:2] == ["Unreleased", PROJECT["version"]]
+    assert releases(text.replace(f"## {PROJECT['version']} ", "## 0.0.9 "))[1] != PROJECT["version"]
 
 
 # --- Makefile, Prefect

@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.trackers.tracing import sender
 from environments.base import Scenario, use
 from steps.core import errors, params, progress
 from steps.core.masking import MASK, Masker, MaskingFilter
@@ -38,7 +39,6 @@ from steps.core.terminal import exit_code
 from steps.project.git import git_state
 from steps.registry import publish
 from steps.runner import stage, worker
-from steps.tracing import sender
 from tests.support.wandb_file import records
 from tests.tracking.test_tracking import Project
 
@@ -338,8 +338,8 @@ def files_of(folder: Path) -> bytes:
 def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, wandb: bool) -> dict[str, bytes]:
     """MLflow's database and artifacts with traces, parameters, tags, files, a registered version and its card; Langfuse;
     Weights & Biases; and what was told."""
+    from addons.trackers import wandb as weights_and_biases
     from steps.tracking import tracker as tracking
-    from steps.tracking import wandb as weights_and_biases
 
     messages: list[str] = []
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-lf-1")
@@ -467,8 +467,8 @@ def test_there_are_fifty() -> None:
 
 def test_a_run_holds_them_all(project: Project) -> None:
     """The search finds each in what is not masked, in base64 too, so that not to find them says something."""
+    from addons.trackers import wandb_process
     from steps.core.records import read_records
-    from steps.tracking import wandb_process
 
     held = b""
     for path in (project.root / "run/001/trajectories.parquet", project.root / "run/001/rewards.parquet"):
@@ -558,7 +558,7 @@ def test_an_address_that_is_refused_is_not_quoted(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_a_table_would_cut_in_two(tmp_path: Path, project: Project) -> None:
-    from steps.tracking import wandb_process
+    from addons.trackers import wandb_process
 
     secret = core("long")
     _, actions = wandb_process.rows(project.root / "run", "001", Masker().text)

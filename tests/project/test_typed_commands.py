@@ -16,7 +16,7 @@ import pytest
 from tests.project.test_readme import NAMES, PAGES, blocks, inline
 
 ROOT = Path(__file__).parent.parent.parent
-PRODUCT = ("steps", "flows", "viewer", "environments")
+PRODUCT = ("steps", "addons", "flows", "viewer", "environments")
 OF_DVC = (
     """repro checkout push pull fetch add gc unfreeze freeze commit status remote exp metrics plots params""".split()
 )
@@ -86,7 +86,10 @@ def test_the_rule_of_pages_can_fail(text: str, faults: list[str]) -> None:
 @pytest.mark.parametrize(
     ("source", "faults"),
     [
-        ("raise UserError(f'{x} is gone: `python -m flows.ingest` makes it')", ["python -m flows.ingest"]),
+        (
+            "raise UserError(f'{x} is gone: `python -m addons.production.ingest` makes it')",
+            ["python -m addons.production.ingest"],
+        ),
         ("say('it is here: `dvc '\n    'checkout` brings it')", ["dvc checkout"]),
         ('"""`python -m flows.train` trains."""', []),
         ("parser = ArgumentParser(prog='python -m flows.train')", []),

@@ -52,7 +52,7 @@ def test_episodes_of_an_agent_pass_the_stages(family: str, tmp_path: Path) -> No
 
 
 def test_a_stage_whose_policy_sees_none_ends_before_it_samples() -> None:
-    from steps.gateway.play import play_shard
+    from addons.agents.gateway.play import play_shard
     from steps.sampling.play import play
 
     attempts = [(scenario, 0) for scenario in seeing.Colours.scenarios(None, "train", 2, 0)]

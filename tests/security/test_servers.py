@@ -18,15 +18,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from flows import vllm_server
+from addons.agents.gateway.__main__ import listening
+from addons.agents.gateway.server import Server as Gateway
+from addons.fleet import vllm_server
+from addons.production.serving.guard import Guard
+from addons.production.serving.server import Server as Served
+from addons.production.serving.uploads import Uploads
 from flows.deployment import mlflow_server
-from flows.serving.guard import Guard
-from flows.serving.server import Server as Served
-from flows.serving.uploads import Uploads
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.gateway.__main__ import listening
-from steps.gateway.server import Server as Gateway
 from viewer.app import application
 
 KEY = "the-right-key"

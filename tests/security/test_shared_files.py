@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.fleet.parcels import Parcel
 from flows.training.sources import from_folder
 from steps.core import params
 from steps.core.errors import UserError
@@ -28,7 +29,6 @@ from steps.core.parquet import read_columns
 from steps.core.records import Trajectory, read_records
 from steps.core.yaml_text import read_mapping
 from steps.policy.loading import load_model, load_tokenizer
-from steps.policy.parcels import Parcel
 from steps.project.chain import read_chain
 from steps.registry.card import parsed
 from steps.training.grpo import Trainer

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
+from addons.lineage.__main__ import share_text
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
@@ -22,7 +23,6 @@ from steps.core.errors import UserError
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
 from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
-from steps.lineage.__main__ import share_text
 from steps.llm import client
 from steps.project.chain import write_chain
 from steps.tracking.measured import MeasuredRun

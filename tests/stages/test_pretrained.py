@@ -92,7 +92,7 @@ def test_its_template_is_known_by_heart(policy: Policy) -> None:
 @pytest.mark.parametrize("task", [task for task in environments.tasks(agents=False) if task != "game_2048_whole"])
 def test_every_task_has_room(policy: Policy, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task's scripted player, in this model's tokens and within the preset's limits; game_2048_whole needs more tokens
-    than the model was trained on, and is refused (tests/planning/test_prompts.py)."""
+    than the model was trained on, and is refused (tests/addons/planning/test_prompts.py)."""
     from steps.policy.chat import Chat
 
     monkeypatch.chdir(ROOT)

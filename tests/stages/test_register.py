@@ -259,8 +259,8 @@ def test_lineage_is_what_it_comes_from_and_nothing_else(here: Path) -> None:
         return lock.lineage(here, here / "run/002/adapter", Path("run/002/test"))
 
     stages = {
-        "task_code": entry("environments", "run/task_code.json"),
-        "scenarios": entry("run/task_code.json", "run/scenarios"),
+        "code": entry("environments", "run/code"),
+        "scenarios": entry("run/code/scenarios.json", "run/scenarios"),
         "update@002": entry("run/scenarios", "run/002/adapter"),
         "test@best": entry("run/002/adapter run/scenarios", "run/002/test"),
         "update@003": entry("run/002/adapter", "run/003/adapter"),
@@ -268,8 +268,8 @@ def test_lineage_is_what_it_comes_from_and_nothing_else(here: Path) -> None:
     before = tag()
     assert before["dvc_lock"]
     assert tag(**{"update@003": entry("run/002/adapter", "run/003/adapter", "d")}) == before
-    assert tag(task_code=entry("environments/new.py", "run/task_code.json")) == before, "another task's code"
-    assert tag(scenarios=entry("run/task_code.json", "run/scenarios", "d")) != before
+    assert tag(code=entry("environments/new.py", "run/code")) == before, "another task's code"
+    assert tag(scenarios=entry("run/code/scenarios.json", "run/scenarios", "d")) != before
     assert tag(**{"test@best": entry("run/002/adapter", "run/002/test")}) != before
     (here / "dvc.lock").unlink()
     assert lock.lineage(here, Path("run/002/adapter")) == {}

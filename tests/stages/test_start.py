@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from addons.supervised.sft import sft
 from steps.core.errors import UserError
 from steps.core.params import Lora, Policy, Sft, SftParams, StartParams
 from steps.initialise import initialise
 from steps.policy.adapter import adapter_hash
-from steps.sft import sft
 from steps.start import start
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
@@ -123,7 +123,7 @@ def test_a_reference_that_no_checkpoint_has_is_a_sentence(batch: Batch) -> None:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stage sft after initialise, with the policy of multiplication and twelve demonstrations, two of them no use."""
     import environments
-    from steps.supervised import small_policy
+    from addons.supervised import small_policy
 
     folder = tmp_path_factory.mktemp("warm")
     env = environments.load(TASK)

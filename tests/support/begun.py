@@ -82,7 +82,7 @@ def main() -> int:
                 flush=True,
             )
             if name == "two":
-                back = check(python("steps.lineage", "back", "models:/multiplication@challenger", "--json"), folder)
+                back = check(python("addons.lineage", "back", "models:/multiplication@challenger", "--json"), folder)
                 runs = {made["run"] for step in json.loads(back)["steps"] for made in step["runs"]}
                 faults += len(runs) != 2
                 print(f"two: lineage goes back through {len(runs)} runs")

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx2
 
-from steps.gateway import responses
-from steps.gateway.dialects import DIALECTS
-from steps.gateway.types import BadRequest, Choice, Reply, Request, Token
+from addons.agents.gateway import responses
+from addons.agents.gateway.dialects import DIALECTS
+from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
 
 WORDS = (
     "Naïve “quotes” and 東京 😀:\u2028a line that is long enough to need more than one piece of a stream, and a bit."

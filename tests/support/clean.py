@@ -32,7 +32,7 @@ def made(count: int) -> list[tuple[str, str]]:
 def _pieces(count: int) -> list[tuple[str, str]]:
     """Pieces of 15 lines of this project's Python, Markdown and YAML, and of its history."""
     rng = random.Random("pieces")
-    folders = ("steps", "flows", "environments", "docs", "requirements")
+    folders = ("steps", "addons", "flows", "environments", "docs", "requirements")
     files = [
         path
         for folder in folders

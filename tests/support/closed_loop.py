@@ -73,7 +73,7 @@ class Loop:
         """`make serve CAPTURE=1`, once it answers."""
         began = time.monotonic()
         with (self.folder / ".flywheel/closed_loop_serve.log").open("wb") as log:
-            words = ["flows.serve", "--port", str(self.port), "--capture", "--seconds", "1"]
+            words = ["addons.production.serve", "--port", str(self.port), "--capture", "--seconds", "1"]
             served = subprocess.Popen(
                 [sys.executable, "-m", *words],
                 cwd=self.folder,
@@ -115,7 +115,7 @@ def play(loop: Loop) -> bool:
         [asked] = loop.visitors("ask", "--count", str(ASKED), "--port", str(loop.port))
         report(asked)
         turn = ["--set", "serve.canary=0.5", "--set", "serve.min_feedback=20", "--set", "train.iterations=6"]
-        text = loop.run("turn", "flows.flywheel", *turn, "--name", "turn-1")
+        text = loop.run("turn", "addons.production.flywheel", *turn, "--name", "turn-1")
         report(
             {
                 "flywheel": [

@@ -122,7 +122,7 @@ def roll_back(why: str) -> None:
 
 
 def end_trial(score: float) -> None:
-    from flows.serving import live
+    from addons.production.serving import live
     from steps.core.params import Serve
 
     live.decide_canary(model(), Content(score, model().aliases.get("canary", "")), Serve(canary=0.5, min_feedback=10))
@@ -140,8 +140,8 @@ class Content(Scores):
 
 
 def nightly() -> None:
-    """What a turn of flows.flywheel does with what it has registered, which is version 4 here."""
-    from flows import flywheel
+    """What a turn of addons.production.flywheel does with what it has registered, which is version 4 here."""
+    from addons.production import flywheel
     from flows.promotion import change
 
     change.finish(Path.cwd(), flywheel.model_of(Path.cwd(), "toy"))
@@ -236,8 +236,8 @@ def serve_uploads(port: int, folder: Path) -> None:
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
 
-    from flows import vllm_server
-    from flows.serving.uploads import Uploads
+    from addons.fleet import vllm_server
+    from addons.production.serving.uploads import Uploads
     from steps.core.params import Policy
 
     os.environ.update(vllm_server.environment(Policy(), "127.0.0.1", port, "a-key", folder, True))
@@ -260,7 +260,7 @@ def bring(port: int, adapter: Path, name: str) -> str | None:
 
 def kill_upload(draw: random.Random, folder: Path) -> tuple[bool, bool, list[str]]:
     """The same for a server that takes an adapter of 24 MB. It starts again on the folder as it is."""
-    from flows.serving.uploads import KEPT, PARTS
+    from addons.production.serving.uploads import KEPT, PARTS
     from steps.policy.adapter import adapter_hash
 
     kept, adapter = folder / "kept", Path(tempfile.mkdtemp(dir=folder))
@@ -303,8 +303,6 @@ def _kill_after(process: int, seconds: float) -> None:
 def run(kills: int, seed: int, ledger: str = "") -> dict[str, Any]:
     """So many kills, of each kind in turn. Only those count that came before the end of the operation."""
     import mlflow  # noqa: F401
-
-    from flows import flywheel, promote, rollback  # noqa: F401
 
     draw, kinds, opened, faults = random.Random(seed), Counter[str](), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as name:

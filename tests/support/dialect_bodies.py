@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steps.gateway import chat, completions, messages, responses
+from addons.agents.gateway import chat, completions, messages, responses
 
 ASK = [{"role": "user", "content": "Where?"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from addons.fleet.engine_actor import EngineActor, answering
 from steps.core.errors import UserError
 from steps.core.records import Trajectory, Turn
-from steps.sampling.engine_actor import EngineActor, answering
 
 ORDERS = Path(os.environ.get("FAKE_ENGINE_ORDERS", "/nonexistent"))  # files named die, refuse and unlike
 

@@ -1,5 +1,5 @@
-"""A fake gateway: the routes for clients, with the real steps/gateway/leases.py behind them and no model. It keeps a journal
-in memory, so that it can be killed and started again at the same port.
+"""A fake gateway: the routes for clients, with the real addons/agents/gateway/leases.py behind them and no model. It
+keeps a journal in memory, so that it can be killed and started again at the same port.
 
     with FakeGateway("tests.support.rollouts", [{"do": "number"}]) as gateway:
         start a client at gateway.url with gateway.key, then gateway.wait()
@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from addons.agents.gateway.leases import Leases, Loss
 from environments.base import Scenario
-from steps.gateway.leases import Leases, Loss
 
 
 class FakeGateway:

@@ -122,13 +122,14 @@ def play(policy: Policy, adapter: Path) -> dict[str, Any]:
 
 
 def served(policy: Policy, adapter: Path) -> dict[str, Any]:
-    """How vLLM's stock server, with the options of flows.serve, reads a call that the family's template writes."""
+    """How vLLM's stock server, with the options of addons.production.serve, reads a call that the family's template
+    writes."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.parser.parser_manager import ParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from flows.serving.server import Server
+    from addons.production.serving.server import Server
     from steps.policy.loading import load_chat
 
     chat = load_chat(policy, Lookup)

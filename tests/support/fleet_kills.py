@@ -137,7 +137,7 @@ def fresh_adapter(path: Path) -> Path:
 def beside_kills(policy: Policy, options: argparse.Namespace, folder: Path, expected: bytes) -> dict[str, Any]:
     """Play batches on the nodes until all kills are done, and one more: in a thread, because Ray starts nodes from the main
     thread alone."""
-    from steps.policy import raycluster
+    from addons.fleet import raycluster
 
     raycluster.make_token()
     os.environ["RAY_AUTH_MODE"] = "token"

@@ -27,11 +27,11 @@ from typing import Any
 
 import yaml
 
-from flows import forget, ingest
+from addons.production import forget, ingest
+from addons.production.traces.records import key_of
+from addons.production.traces.store import Store
+from addons.production.traces.tombstones import Forgotten
 from steps.project.lock import folder_md5
-from steps.traces.records import key_of
-from steps.traces.store import Store
-from steps.traces.tombstones import Forgotten
 
 PARAMS = {"scenarios": {"train": 12, "val": 12, "test": 12}, "rollout": {"scenarios": 4}}
 WRITES = ("os.rename", "os.rmdir", "ctypes.dlsym")  # the last one: two folders are exchanged (steps/core/files.py)

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from addons.agents.gateway.graph import Graph, Placement
+from addons.agents.gateway.journal import Answer
+from addons.agents.gateway.types import Request
 from environments.base import Message
 from environments.email_search import EmailSearch
-from steps.gateway.graph import Graph, Placement
-from steps.gateway.journal import Answer
-from steps.gateway.types import Request
 from steps.policy.chat import Chat
 
 WORDS = (

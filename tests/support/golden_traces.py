@@ -1,4 +1,5 @@
-"""Writes tests/traces/golden/: the same conversations as five producers record them, by their own libraries.
+"""Writes tests/addons/production/traces/golden/: the same conversations as five producers record them, by their own
+libraries.
 
     python -m tests.support.golden_traces            # in a few seconds; needs no network
 
@@ -34,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from addons.production.traces.opinions import moment
+from addons.production.traces.otlp import attributes
 from steps.llm.messages import wire
-from steps.traces.opinions import moment
-from steps.traces.otlp import attributes
 from tests.support.openai_server import QuietServer
 
 FOLDER = Path(__file__).parent.parent / "traces" / "golden"
@@ -347,7 +348,7 @@ def of_capture(known: list[dict[str, Any]], url: str) -> None:
     from starlette.routing import Route
     from starlette.testclient import TestClient
 
-    from flows.serving import capture
+    from addons.production.serving import capture
 
     inner = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 

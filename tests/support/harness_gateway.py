@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import uvicorn
 
 import environments
+from addons.agents.episode import Episode
+from addons.agents.gateway.batch import Batch
+from addons.agents.gateway.plan import Chats
+from addons.agents.gateway.server import Server
+from addons.agents.gateway.types import Request
 from environments import Result
 from environments.base import Message, Scenario
-from steps.agents.episode import Episode
 from steps.core.params import Agents, Policy
 from steps.core.records import Trajectory
-from steps.gateway.batch import Batch
-from steps.gateway.plan import Chats
-from steps.gateway.server import Server
-from steps.gateway.types import Request
 from tests.conftest import free_port
 from tests.support.plans import plan
 

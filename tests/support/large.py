@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from addons.agents.gateway.batch import Batch
+from addons.agents.gateway.journal import Answer, Entry, Journal
+from addons.agents.gateway.plan import Chats
 from environments.base import Scenario
 from steps.core.params import Agents, Policy
-from steps.gateway.batch import Batch
-from steps.gateway.journal import Answer, Entry, Journal
-from steps.gateway.plan import Chats
 from tests.support.plans import plan
 
 EPISODES, CALLS, UNDER_WAY, RUNS = 5_000, 10, 200, 3_000

@@ -91,7 +91,7 @@ class Run:
     def play(self, part: str | None, moment: str | None, seconds: float) -> dict[str, Any]:
         """The run to its end, during which a part is away once."""
         client = self.start(
-            "sampler", "steps.agents.client", "--server", f"http://{GATEWAY}", "--forever", "--task", TASK
+            "sampler", "addons.agents.client", "--server", f"http://{GATEWAY}", "--forever", "--task", TASK
         )
         attempts, codes, began = 0, list[int](), time.monotonic()
         ended, away = threading.Event(), list[float]()

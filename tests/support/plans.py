@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from addons.agents.gateway.plan import Plan
 from steps.core.params import Agents, Policy
-from steps.gateway.plan import Plan
 
 
 def plan(journal: Path, episodes: list[dict[str, Any]], agents: Agents, **fields: Any) -> Plan:

@@ -1,11 +1,11 @@
-"""Writes tests/traces/planted.jsonl: 500 secrets and personal data in sentences, none of them real.
+"""Writes tests/addons/production/traces/planted.jsonl: 500 secrets and personal data in sentences, none of them real.
 
     python -m tests.support.planted_data                # seed 7
     python -m tests.support.planted_data 8 other.jsonl
 
 It needs the package faker, in an environment of its own. Personal data are Faker's, of ten locales, so that
-steps/traces/personal.py is tested on forms that its author did not write. Faker has no secrets of the services that
-steps/core/masking.py knows: those are random letters in the documented forms.
+addons/production/traces/personal.py is tested on forms that its author did not write. Faker has no secrets of the
+services that steps/core/masking.py knows: those are random letters in the documented forms.
 """
 
 from __future__ import annotations

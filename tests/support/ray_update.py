@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from addons.fleet import raycluster
 from steps.core.progress import report_to
-from steps.policy import raycluster
 
 LIMIT = 1e-5
 KNOBS: dict[str, dict[str, Any]] = {

@@ -69,7 +69,7 @@ def write_task(folder: Path, command: str, url: str, iterations: int) -> None:
     shop_database.make(data / "work" / "shop.db")
     out = ["--out", f"tasks_data/{TASK}/scenarios.jsonl", "--count", str(SCENARIOS)]
     models = ["--model", "writer", "--solver", "player", "--url", url]
-    call(["-m", "steps.data.generate", "--task", TASK, *out, *models], folder)
+    call(["-m", "addons.supervised.generate", "--task", TASK, *out, *models], folder)
     path = folder / "tasks_data" / f"{TASK}.yaml"
     preset: dict[str, Any] = yaml.safe_load(path.read_text())
     preset["scenarios"] = {"train": 60, "val": 40, "test": 40}

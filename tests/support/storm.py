@@ -112,7 +112,7 @@ def logged(log: Counter[Any]) -> Iterator[None]:
 
 def kill_often(count: int, draw: random.Random, ended: threading.Event, killed: list[float], within: float) -> None:
     """Kill the gateway so often, at random moments in which it is at work."""
-    from steps.gateway import play
+    from addons.agents.gateway import play
 
     while len(killed) < count and not ended.wait(draw.uniform(0.3, 1.0) * within):
         gateway = play._gateways[0] if play._gateways else None
@@ -131,9 +131,9 @@ def play_storm(
 ) -> dict[str, Any]:
     """One agent's episodes, and what was counted of them."""
     import environments
+    from addons.agents.gateway import play
     from environments.email_search import EmailSearch
     from steps.core.params import Agents, Policy, Rollout
-    from steps.gateway import play
     from tests.support.agents._common import mailbox
 
     task = f"{PLACE}.{name}"

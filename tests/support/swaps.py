@@ -24,17 +24,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from addons.fleet.replica import PREFIX
 from benchmarks._fleet_swap import Load, Server, p95, play, prompts, servers, swap, versions
 from steps.core.params import Policy
 from steps.policy.adapter import adapter_hash
-from steps.sampling.replica import PREFIX
 
 NEAR = 1e-4  # nats per token: the largest distance of a reply's logprobs from its own adapter's
 
 
 def cached(policy: Policy, adapter: Path) -> list[int]:
     """How many of a prompt's tokens each server takes from its prefix cache."""
-    from steps.sampling.servers import get
+    from addons.fleet.servers import get
 
     fleet = get(policy)
     counts = []
@@ -106,7 +106,7 @@ def swaps(policy: Policy, folder: Path, count: int) -> dict[str, Any]:
 
 def killed(policy: Policy, started: Sequence[Server], folder: Path) -> dict[str, Any]:
     """A server is killed in a batch, and another time while an adapter is loaded; it is started again at once."""
-    from steps.sampling.servers import get
+    from addons.fleet.servers import get
 
     adapters, _ = versions(policy, folder / "killed", 3)
     asked, fleet, victim = prompts(192, 7), get(policy), started[0]

@@ -38,7 +38,7 @@ SMALL: dict[str, dict[str, float | str]] = {
 
 def write_rows(url: str, writer: int, count: int) -> None:
     """A writer's share of nodes and edges, in transactions of a thousand, and every tenth row as an answer of a model."""
-    from steps.lineage import tables
+    from addons.lineage import tables
     from steps.project.ledger import Ledger
 
     with Ledger(url) as ledger:
@@ -55,7 +55,7 @@ def write_rows(url: str, writer: int, count: int) -> None:
 
 def writers(url: str, rows: int) -> dict[str, Any]:
     """Rows by so many processes at once, and how many of them are missing afterwards."""
-    from steps.lineage import tables
+    from addons.lineage import tables
     from steps.project.ledger import REPLIES, Ledger
 
     share = rows // WRITERS

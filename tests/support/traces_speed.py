@@ -20,11 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from flows.serving import capture
+from addons.production.serving import capture
+from addons.production.traces.records import key_of
+from addons.production.traces.sources import Source, ingest, load_task
 from steps.core import params
 from steps.llm.messages import wire
-from steps.traces.records import key_of
-from steps.traces.sources import Source, ingest, load_task
 from tests.support.golden_traces import tools, turns
 
 PLAYERS = ("gold", "scripted", "bad", "random")

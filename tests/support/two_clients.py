@@ -72,7 +72,7 @@ def _try(words: str) -> None:
 
 def start(name: str, address: str, is_apart: bool) -> subprocess.Popen[bytes]:
     """A client that waits for the gateway."""
-    words = [sys.executable, "-m", "steps.agents.client", "--server", f"http://{address}", "--name", name]
+    words = [sys.executable, "-m", "addons.agents.client", "--server", f"http://{address}", "--name", name]
     inside = ["ip", "netns", "exec", name] if is_apart else []
     return subprocess.Popen([*inside, *words, "--capacity", "6", "--task", TASK], stderr=subprocess.DEVNULL)
 
@@ -80,11 +80,11 @@ def start(name: str, address: str, is_apart: bool) -> subprocess.Popen[bytes]:
 def play(episodes: int, adapter: Path, is_apart: bool) -> dict[str, Any]:
     """The batch, and what became of it."""
     import environments
+    from addons.agents.gateway import play as gateway_play
+    from addons.agents.viewer_page import status
     from environments.email_search import EmailSearch
     from steps.core.params import Agents, Policy, Rollout
-    from steps.gateway import play as gateway_play
     from tests.support.agents._common import mailbox
-    from viewer.agents import status
 
     address = f"{NETWORK}1:{PORT}" if is_apart else f"127.0.0.1:{PORT}"
     os.environ |= {

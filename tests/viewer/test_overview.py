@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from addons.agents import viewer_page as agents
 from steps.core.records import Judged, write_records
 from tests.viewer.test_pages import Text, browse, make_run, read, reward, scenario, trajectory, write, write_summary
-from viewer import agents, pages
+from viewer import pages
 from viewer.index import Index
 from viewer.overview import overview
 

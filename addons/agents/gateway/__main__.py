@@ -1,0 +1,135 @@
+"""The gateway's process, which the stage starts: `python -m addons.agents.gateway --socket PATH`.
+
+It listens on the loopback interface at a free port, or where FLYWHEEL_GATEWAY_LISTEN (host:port) says, which needs a key in
+FLYWHEEL_GATEWAY_KEY. It ends with the stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from addons.agents.gateway.link import LONGEST
+from steps.core.errors import UserError, explain
+
+if TYPE_CHECKING:
+    from addons.agents.gateway.server import Server
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LISTEN, KEY = "FLYWHEEL_GATEWAY_LISTEN", "FLYWHEEL_GATEWAY_KEY"
+
+
+def listening(address: str, has_own_key: bool) -> socket.socket:
+    """The socket to listen at. UserError for another than loopback without a key of the user's, and where it is taken."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if host not in LOOPBACK and not has_own_key:
+        raise UserError(
+            f"{LISTEN}={address}: others could reach the gateway there, so {KEY} must be set, to a long random text "
+            "that the clients are given, too"
+        )
+    if not port.isdigit() or int(port) > 65535:
+        raise UserError(f"{LISTEN}={address}: it must be host:port, as in 127.0.0.1:8700")
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY): otherwise each answer takes 40 ms more.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it may start again at once
+        listener.bind((host, int(port)))
+    except OSError as problem:
+        raise UserError(
+            f"{LISTEN}={address}: the gateway cannot listen there ({problem.strerror or problem})"
+        ) from None
+    listener.listen(1024)
+    return listener
+
+
+def names() -> list[str]:
+    """The names by which clients may call this server: the one where it listens, the machine's own, and the user's list."""
+    from addons.agents.gateway.server import HOSTS
+
+    given = os.environ.get(LISTEN, "").rpartition(":")[0]
+    return [
+        each.strip() for each in (given, socket.gethostname(), *os.environ.get(HOSTS, "").split(",")) if each.strip()
+    ]
+
+
+async def serve(path: Path, listener: socket.socket, key: str) -> None:
+    """Serve until the stage hangs up."""
+    import uvicorn
+
+    from addons.agents.gateway.batch import Batch
+    from addons.agents.gateway.heads import LimitedProtocol
+    from addons.agents.gateway.plan import Chats, Plan
+    from addons.agents.gateway.server import Server
+    from steps.core.params import Policy
+
+    reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
+    server, chats = Server(key, names()), dict[str, Chats]()
+
+    def send(message: dict[str, Any]) -> None:
+        writer.write(json.dumps(message).encode() + b"\n")
+
+    options = uvicorn.Config(
+        server.app, http=LimitedProtocol, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75
+    )
+    running = asyncio.create_task(uvicorn.Server(options).serve([listener]))
+    sweeping = asyncio.create_task(sweep(server))
+    while line := await reader.readline():
+        message = json.loads(line)
+        if "batch" in message:
+            plan = Plan(**message["batch"])
+            name = json.dumps(plan.policy, sort_keys=True)
+            if name not in chats:
+                chats[name] = Chats(Policy(**plan.policy))
+            if server.batch is not None:
+                server.batch.journal.close()
+            ended, server.batch = server.batch, Batch(plan, chats[name], send)
+            if ended is not None:
+                ended.wake()  # the clients that wait for its episodes
+            send({"listening": listener.getsockname()[:2]})
+            server.batch.start()
+        elif server.batch is not None:
+            server.batch.failed(message.get("failed", ()))
+            server.batch.sampled(message.get("sampled", ()))
+    for task in (running, sweeping):
+        task.cancel()
+
+
+async def sweep(server: Server) -> None:
+    """Look once a second for clients that are silent."""
+    while True:
+        await asyncio.sleep(1)
+        if server.batch is not None:
+            server.batch.sweep(time.monotonic())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m addons.agents.gateway", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--socket", type=Path, required=True, help="where the stage listens")
+    options = parser.parse_args()
+    try:
+        has_own_key = os.environ.get("FLYWHEEL_GATEWAY_OWN_KEY") == "1"
+        listener = listening(os.environ.get(LISTEN) or "127.0.0.1:0", has_own_key)
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(options.socket, listener, os.environ[KEY]))
+    except Exception as problem:
+        text, code = explain(problem)
+        print(text, file=sys.stderr)
+        return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,367 @@
+"""Plays a batch of episodes of your own agents: the engine here, the gateway and the agents in processes beside it.
+
+    play(policy, limits, agents, task, adapter, attempts, prefix, seed) -> trajectories
+
+The gateway's process and the clients' stay for the next batch of this process. A gateway that ends is started again, at the
+same address and with the same journal; so is a client. The journal lies in .flywheel/gateway/, named by all that decides the
+batch: the same command after a kill goes on with it. With `rollout.order: free` it is kept, as the record that the same
+batch is played from again; otherwise it is deleted when the trajectories are made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from addons.agents.gateway.__main__ import KEY, LISTEN
+from addons.agents.gateway.causes import sentence
+from addons.agents.gateway.link import StageEnd
+from addons.agents.gateway.plan import Plan
+from steps.core.cores import allowed_cores, use_allowed_cores
+from steps.core.errors import UserError
+from steps.core.pictures import Shown
+from steps.core.progress import progress, say
+from steps.policy.adapter import adapter_hash
+from steps.policy.loading import load_chat, turn_limit
+from steps.policy.pictures import check
+from steps.sampling import shards
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario
+    from steps.core.params import Agents, Evaluate, Policy, Rollout
+    from steps.core.records import Trajectory
+    from steps.sampling.engine import EngineSampler
+
+JOURNALS = Path(".flywheel/gateway")
+ADDRESS = JOURNALS / "address.json"  # url and key, for addons/agents/viewer_page.py
+LOG = JOURNALS / "log"  # of the gateway and the clients
+STARTS = 100  # of the gateway in one batch, before the stage gives up
+START_SECONDS = 120.0
+TRIES = 10  # to start the gateway's process where it is killed while it starts
+
+# The gateway of this process; global for the same reason as the engine (steps/sampling/engine.py).
+_gateways: list[Gateway] = []
+
+
+class Gateway:
+    """The gateway's process and those of the clients on this machine."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="agent-flywheel-gateway-"))
+        self.end = StageEnd(self.folder / "s")
+        self.own_key = os.environ.get(KEY)
+        self.key = self.own_key or secrets.token_urlsafe(24)
+        self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.clients: list[subprocess.Popen[bytes]] = []
+        self.played: tuple[str, int, str | None] = "", 0, None  # task, capacity and interpreter of the clients
+        self.is_playing = False
+
+    def begin(self, plan: Plan) -> None:
+        """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
+        for _ in range(TRIES):
+            if (self.process is None or self.process.poll() is not None) and not self._start():
+                continue
+            self.end.send({"batch": plan._asdict()})
+            try:
+                message = self.end.inbox.get(timeout=START_SECONDS)
+            except queue.Empty:
+                message = None
+            if message is not None and "listening" in message:
+                host, port = message["listening"]
+                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                self._tell_viewer()
+                return
+            self.stop_gateway()
+        raise UserError(f"the gateway ended {TRIES} times before it began: {tail(LOG) or f'see {LOG}'}")
+
+    def _start(self) -> bool:
+        """Whether the gateway's process has started; False where it was killed. UserError where it ended by itself."""
+        LOG.parent.mkdir(parents=True, exist_ok=True)
+        variables = {KEY: self.key, LISTEN: self.address, "FLYWHEEL_GATEWAY_OWN_KEY": "1" if self.own_key else "0"}
+        self.process = child(["addons.agents.gateway", "--socket", os.fspath(self.folder / "s")], variables)
+        until = time.monotonic() + START_SECONDS
+        while not self.end.accept(0.5):
+            if (code := self.process.poll()) is not None:
+                if code < 0:
+                    return False
+                raise UserError(tail(LOG) or f"the gateway ended before it began (exit code {code}); see {LOG}")
+            if time.monotonic() > until:
+                raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
+        return True
+
+    def _tell_viewer(self) -> None:
+        """Say where the gateway is, to addons/agents/viewer_page.py."""
+        text = json.dumps({"url": f"http://{self.address}", "key": self.key})
+        new = ADDRESS.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(text)
+        new.replace(ADDRESS)
+
+    def keep_clients(self, task: str, agents: Agents) -> None:
+        """Start the clients that are missing; those of another task or capacity end."""
+        capacity = -(-agents.concurrency // max(agents.clients, 1))
+        if (task, capacity, agents.python) != self.played:
+            self.stop_clients()
+            self.played = task, capacity, agents.python
+        if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
+            self.clients = []
+            raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
+        self.clients = [client for client in self.clients if client.poll() is None]
+        while len(self.clients) < agents.clients:
+            words = ["addons.agents.client", "--server", f"http://{self.address}", "--task", task]
+            words += ["--python", agents.python] if agents.python else []
+            self.clients.append(child([*words, "--capacity", str(capacity)], {KEY: self.key}))
+
+    def stop_clients(self) -> None:
+        for client in self.clients:
+            end(client)
+        self.clients = []
+
+    def stop_gateway(self) -> None:
+        self.end.hang_up()
+        if self.process is not None:
+            end(self.process)
+
+    def stop(self) -> None:
+        self.stop_clients()
+        self.stop_gateway()
+        self.end.close()
+        ADDRESS.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def play(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    agents: Agents,
+    task: str,
+    env: type[Env],
+    adapter: Path,
+    attempts: Sequence[tuple[Scenario, int]],  # (scenario, number of the attempt)
+    prefix: str,  # of the trajectories' ids
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of all attempts by the agent with this adapter as its model, in the same order. Each shard is a
+    batch of the gateway's, one after another."""
+    parts = shards.cut(attempts, limits.shards)
+    again = (policy, limits, agents, task, env, adapter)
+    return [trajectory for shard in parts for trajectory in play_shard(*again, shard, prefix, seed)]
+
+
+def play_shard(
+    policy: Policy,
+    limits: Rollout | Evaluate,
+    agents: Agents,
+    task: str,
+    env: type[Env],
+    adapter: Path,
+    attempts: Sequence[tuple[Scenario, int]],
+    prefix: str,
+    seed: int,
+) -> list[Trajectory]:
+    """The trajectories of one shard's attempts."""
+    from steps.sampling.play import sampler
+
+    chat = load_chat(policy, env)
+    check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
+    allowed_cores()  # before the engine binds this process to one of them
+    order = getattr(limits, "order", "lockstep")
+    max_tokens = turn_limit(policy, limits.max_tokens)
+    names = [f"{prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
+    plan = Plan(
+        journal="",
+        task=task,
+        policy=policy.model_dump(mode="json"),
+        agents=agents.model_dump(mode="json"),
+        adapter=adapter_hash(adapter),
+        order=order,
+        grammar=getattr(limits, "grammar", "exact"),
+        seed=seed,
+        temperature=limits.temperature,
+        max_tokens=max_tokens,
+        max_turns=limits.max_turns,
+        episodes=[
+            {"episode": name, "scenario": scenario.model_dump(mode="json"), "attempt": attempt}
+            for name, (scenario, attempt) in zip(names, attempts, strict=True)
+        ],
+    )
+    identity = hashlib.sha256(json.dumps(plan._asdict(), sort_keys=True).encode()).hexdigest()[:24]
+    folder = JOURNALS / identity
+    plan = plan._replace(journal=os.fspath((folder / "journal.sqlite").absolute()))
+    if folder.exists():
+        again = "plays the batch again from it" if (folder / "whole").exists() else "goes on with it"
+        say(f"the journal of this batch is in {folder}: {again}")
+        if (folder / "whole").exists():
+            replay(folder)
+    else:
+        forget_old(folder.parent)
+    sample(sampler(policy, adapter, limits.temperature, max_tokens, chat.end), plan, agents)
+    played = trajectories(Path(plan.journal), names)
+    if forks := sentence(Counter(turn.fork for trajectory in played for turn in trajectory.turns)):
+        say(forks)
+    if order == "free":
+        (folder / "whole").touch()
+        say(f"the journal in {folder} is the record of this batch: the same batch is played from it again")
+    else:
+        shutil.rmtree(folder)
+    return played
+
+
+def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
+    """What the journal has of these episodes, in their order."""
+    from addons.agents.gateway.journal import Journal
+    from steps.core.records import Trajectory
+
+    journal = Journal(path)
+    played = {name: Trajectory.model_validate(written) for name, written in journal.trajectories()}
+    journal.close()
+    return [played[name] for name in names]
+
+
+def sample(sampler: EngineSampler, plan: Plan, agents: Agents) -> None:
+    """Sample what the gateway asks for, until all episodes have ended."""
+    from steps.sampling.engine import Limits
+
+    if not _gateways:
+        _gateways.append(Gateway())
+        atexit.register(_gateways[0].stop)
+    [gateway] = _gateways
+    gateway.begin(plan)
+    gateway.is_playing = True
+    starts, checked = 1, 0.0
+    while True:
+        if time.monotonic() > checked + 0.5:
+            checked = time.monotonic()
+            gateway.keep_clients(plan.task, agents)
+        for message in messages(gateway, 0.0 if sampler.pending else 0.25):
+            if message is None:  # the gateway has gone
+                drain(sampler)
+                starts += 1
+                if starts > STARTS:
+                    raise UserError(f"the gateway ended {STARTS} times: {tail(LOG)}")
+                say(f"the gateway ended; starting it again ({tail(LOG)[:200]})")
+                gateway.stop_gateway()
+                gateway.begin(plan)
+            elif "finished" in message:
+                gateway.is_playing = False
+                say_counts(message)
+                return
+            elif "progress" in message:
+                progress(*message["progress"])
+            failed = []
+            for request in (message or {}).get("sample", ()):
+                fields = request["limits"] | {"stop": tuple(request["limits"].get("stop", ()))}
+                shown = [Shown(*each) for each in request.get("pictures", ())]
+                more: dict[str, Any] = {"pictures": shown} if shown else {}
+                try:
+                    sampler.submit(request["key"], request["ids"], request["seed"], Limits(**fields), **more)
+                except ValueError as problem:  # such as a schema that vLLM cannot compile
+                    failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
+            if failed:
+                gateway.end.send({"failed": failed})
+        if sampler.pending and (finished := sampler.step()):
+            gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
+
+
+def say_counts(counts: dict[str, Any]) -> None:
+    """Say what the agents may not expect of the gateway."""
+    if ignored := counts["ignored"]:
+        listed = ", ".join(f"{name} ({number} requests)" for name, number in sorted(ignored.items()))
+        say(f"the run decides these, whatever the agents ask for: {listed}")
+    if counts["repeated"]:
+        say(f"{counts['repeated']} requests were asked again, and got the same answers")
+
+
+def result(sampled: Any) -> dict[str, Any]:
+    """A finished turn as the gateway gets it."""
+    fields = {
+        "key": sampled.key,
+        "ids": sampled.completion_ids,
+        "logprobs": sampled.logprobs,
+        "reason": sampled.finish_reason,
+    }
+    return fields | ({"top": sampled.top} if sampled.top else {})
+
+
+def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
+    """What the gateway has said; waits up to `seconds` for the first."""
+    try:
+        yield gateway.end.inbox.get(block=seconds > 0, timeout=seconds or None)
+        while True:
+            yield gateway.end.inbox.get_nowait()
+    except queue.Empty:
+        return
+
+
+def drain(sampler: EngineSampler) -> None:
+    """Let the engine finish what nobody waits for any more."""
+    while sampler.pending:
+        sampler.step()
+
+
+def replay(folder: Path) -> None:
+    """Have the whole batch played again: the agents run, and get the journal's answers to what they asked before."""
+    from addons.agents.gateway.journal import Journal
+
+    journal = Journal(folder / "journal.sqlite")
+    journal.reopen()
+    journal.close()
+
+
+def forget_old(folder: Path) -> None:
+    """Delete journals that were not used for 30 days."""
+    for path in folder.glob("*/journal.sqlite"):
+        if time.time() - path.stat().st_mtime > 30 * 86400:
+            shutil.rmtree(path.parent)
+
+
+def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process of this project's that ends with this one, whatever ends it; it writes to the log."""
+    with LOG.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_begin_child,
+        )
+
+
+def _begin_child() -> None:
+    """End with the parent, and compute on all cores: the engine has bound the thread that starts this process to one."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    use_allowed_cores()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, with force where it does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def tail(path: Path) -> str:
+    """The last line of a log."""
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,118 @@
+"""From sampled tokens to an answer, and from a request to what the engine must keep to while it samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from addons.agents.gateway.journal import Answer, Entry
+from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
+from environments.base import Message
+
+if TYPE_CHECKING:
+    from addons.agents.gateway.calls import Call
+    from steps.core.params_sections import Grammar
+    from steps.policy.chat import Chat
+
+END_OF_CALL = "</tool_call>"  # of that form; a turn that may have one call ends there
+TAGGED = "hermes"  # the form of calls for which a tool can be forced
+MODEL = "policy"  # the name that clients call the model by; any other name is answered, too
+
+
+def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact") -> dict[str, Any]:
+    """The fields of steps.sampling.engine.Limits; without a grammar where `mode`, rollout.grammar, is free. BadRequest where
+    a tool cannot be forced."""
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "stop": list(request.stop)}
+    if is_held_to_one_call(request) and chat.tool_parser == TAGGED:
+        fields["stop"].append(END_OF_CALL)
+    if mode != "free":
+        fields |= grammar(request, chat)
+    if request.top_logprobs:
+        fields["top_logprobs"] = request.top_logprobs
+    return fields
+
+
+def is_held_to_one_call(request: Request) -> bool:
+    """Whether the policy could make several calls and may not: a forced call is one anyway."""
+    return request.one_call and bool(request.tools) and request.tool_choice == "auto"
+
+
+def grammar(request: Request, chat: Chat) -> dict[str, str]:
+    """The grammar that a request asks for, as a field of Limits: nothing, a JSON schema, or a structural tag."""
+    if request.tool_choice not in ("auto", "none"):
+        return {"tag": json.dumps(_forced(request, chat))}
+    return {} if request.schema is None else {"schema": json.dumps(request.schema)}
+
+
+def _forced(request: Request, chat: Chat) -> dict[str, Any]:
+    """vLLM's structural tag for a turn that is one call of a tool."""
+    names = {tool["function"]["name"]: tool["function"] for tool in request.tools}
+    wanted = list(names) if request.tool_choice == "required" else [request.tool_choice]
+    if not wanted or wanted[0] not in names:
+        raise BadRequest(f"tool_choice: there is no tool {request.tool_choice!r} in tools", "tool_choice")
+    if chat.tool_parser != TAGGED:
+        raise BadRequest(
+            f"tool_choice: a tool can be forced only where calls are JSON between tags, and this model's are "
+            f"{chat.tool_parser}; use auto",
+            "tool_choice",
+        )
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
+            "content": {"type": "json_schema", "json_schema": names[name].get("parameters") or {"type": "object"}},
+            "end": "}\n</tool_call>",
+        }
+        for name in wanted
+    ]
+    content = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+    return {"type": "structural_tag", "format": content}
+
+
+def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
+    """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones."""
+    ids = list(answer.completion_ids)
+    ended = ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
+    text = chat.text(ended)
+    places = [(text.index(stop), stop) for stop in request.stop if stop in text]
+    stop = min(places)[1] if places else None
+    if stop is not None:
+        text = text.partition(stop)[0]
+    if request.prompt is not None or request.tool_choice == "none":
+        message: Message = {"role": "assistant", "content": text}
+    else:
+        message = dict(chat.parse(ids).message)
+        if stop is not None:
+            message["content"] = message["content"].partition(stop)[0]
+    calls = [
+        {"id": f"call_{hashlib.sha256(f'{name} {place}'.encode()).hexdigest()[:20]}"} | call
+        for place, call in enumerate(message.get("tool_calls") or ())
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    reason: Any = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
+    tokens = _tokens(answer, chat) if request.top_logprobs is not None else ()
+    return Choice(message, text, reason, tokens, len(ids), stop)
+
+
+def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
+    top: Sequence[Sequence[tuple[int, float]]] = answer.top or [()] * len(answer.completion_ids)
+    logprobs = answer.logprobs or tuple(
+        dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
+    )
+
+    def text(token: int) -> str:
+        return chat.text([token])
+
+    return tuple(
+        Token(text(token), token, logprob, tuple((text(other), nats) for other, nats in place))
+        for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
+    )
+
+
+def reply(entry: Entry, call: Call, choices: Sequence[Choice], cached: int) -> Reply:
+    """What the gateway answers to a recorded call."""
+    length = len(call.placements[0].prompt_ids)
+    return Reply(entry.reply, entry.created, MODEL, tuple(choices), length, cached)

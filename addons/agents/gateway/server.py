@@ -1,0 +1,301 @@
+"""The gateway's HTTP: routes, keys, and who waits for what.
+
+Every request must name this server as its host, and no page of another site is answered (steps/core/web.py). Clients of
+episodes come with the key of their execution (`Authorization: Bearer` or `x-api-key`), clients that run
+episodes and readers of /status with the gateway's key. An answer is streamed when it is whole and recorded; until then a
+comment every few seconds keeps the connection alive. A client that goes away loses nothing: the call goes on, and a retry
+finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from addons.agents.gateway import description
+from addons.agents.gateway.batch import Batch
+from addons.agents.gateway.calls import Asked, Call, Execution
+from addons.agents.gateway.dialects import DIALECTS, Dialect
+from addons.agents.gateway.plan import LARGEST
+from addons.agents.gateway.replies import MODEL
+from addons.agents.gateway.types import TOO_LONG, BadRequest, Reply
+from steps.core import outside_json
+from steps.core.web import host_name, is_address, is_foreign
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
+KEEP_ALIVE = 5.0  # seconds
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """The routes, and the batch that is being played."""
+
+    def __init__(self, key: str, hosts: Sequence[str] = ()) -> None:
+        """`hosts`: the names by which clients may call it, beside localhost and addresses."""
+        self.key, self.hosts = key, {"localhost", *map(str.lower, hosts)}
+        self.batch: Batch | None = None
+        self.app = Starlette(
+            routes=[
+                *(Route(f"/episodes/{{episode}}/v1/{name}", self.call(name), methods=["POST"]) for name in DIALECTS),
+                Route("/episodes/{episode}/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+                Route("/episodes/{episode}/v1/models", self.models),
+                Route("/episodes/{episode}/v1/models/{model:path}", self.models),
+                Route("/episodes/{episode}/v1/responses/{response}", self.response),
+                Route("/episodes/{episode}", self.health),  # Claude Code asks whether its address answers
+                Route("/health", self.health),
+                Route("/status", self.status),
+                Route("/openapi.json", self.openapi),
+                Route("/clients", self.control(self.register), methods=["POST"]),
+                Route("/clients/{client}", self.control(self.leave), methods=["DELETE"]),
+                Route("/clients/{client}/leases", self.control(self.lease), methods=["POST"]),
+                Route("/clients/{client}/heartbeat", self.control(self.heartbeat), methods=["POST"]),
+                Route("/clients/{client}/results", self.control(self.report), methods=["POST"]),
+            ],
+            middleware=[Middleware(_Callers, hosts=self.hosts)],
+            exception_handlers={HTTPException: _refusal, Exception: _failure},
+        )
+
+    # --- Calls of agents
+
+    def execution(self, request: Request) -> Execution:
+        """The execution whose key the request has. Status 401 for any other, which says nothing of whether it exists."""
+        execution = self.batch.executions.get(request.path_params["episode"]) if self.batch else None
+        if execution is None or not _has_key(request, execution.key):
+            raise HTTPException(401, "this key is not that of a running execution of this episode")
+        assert self.batch is not None
+        self.batch.recall(execution)
+        return execution
+
+    def call(self, name: str) -> Handler:
+        dialect = DIALECTS[name]
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await self.answer(request, name, dialect)
+            except HTTPException as problem:
+                return JSONResponse(dialect.error(BadRequest(problem.detail), problem.status_code), problem.status_code)
+            except BadRequest as problem:
+                return JSONResponse(dialect.error(problem, 400), 400)
+
+        return handle
+
+    async def answer(self, request: Request, name: str, dialect: Dialect) -> Response:
+        execution = self.execution(request)
+        batch = self.batch
+        assert batch is not None
+        retries = request.headers.get("x-stainless-retry-count")
+        is_retry = None if not retries else retries != "0"
+        try:
+            body = await read_body(request, batch.chats.most_body)
+            asked = Asked(name, body, request.headers.get("idempotency-key"), is_retry)
+            call = await batch.ask(execution, asked, request)
+        except BadRequest as problem:
+            batch.refuse(execution, problem)
+            raise
+        headers = {"x-request-id": call.digest}
+        if call.request.ignored:
+            headers["x-flywheel-ignored"] = ", ".join(call.request.ignored)
+        if body.get("stream") is True:
+            streamed = self.stream(batch, call, dialect, body)
+            return StreamingResponse(streamed, headers=headers, media_type="text/event-stream")
+        reply = await asyncio.shield(call.reply)
+        if not await request.is_disconnected():
+            batch.deliver(call)
+        if request in call.waiters:
+            call.waiters.remove(request)
+        return JSONResponse(dialect.render(reply, body), headers=headers)
+
+    async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
+        """Server-sent events of an answer."""
+        while not call.is_answered:
+            await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
+            if not call.is_answered:
+                yield ": sampling\n\n"
+        try:
+            reply: Reply = call.reply.result()
+        except BadRequest as problem:
+            yield dialect.error_event(problem, 400)
+            return
+        for event in dialect.events(reply, body):
+            yield event
+        batch.deliver(call)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's count of a prompt's tokens."""
+        execution = self.execution(request)
+        assert self.batch is not None
+        try:
+            body = {"max_tokens": 1} | await read_body(request, self.batch.chats.most_body)
+            return JSONResponse({"input_tokens": await self.batch.count(execution, Asked("messages", body))})
+        except BadRequest as problem:
+            return JSONResponse(DIALECTS["messages"].error(problem, 400), 400)
+
+    async def models(self, request: Request) -> Response:
+        """The policy as OpenAI and Anthropic list models, or describe one, whatever its name: any name is answered."""
+        self.execution(request)
+        name = request.path_params.get("model", MODEL)
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "agent-flywheel"}
+        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        listed = {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
+        return JSONResponse(model if "model" in request.path_params else listed)
+
+    async def response(self, request: Request) -> Response:
+        """A response of this execution, as it was answered."""
+        name = request.path_params["response"]
+        for call in self.execution(request).calls:
+            if call.asked.dialect == "responses" and call.has_answer and f"resp_{call.reply.result().id}" == name:
+                return JSONResponse(DIALECTS["responses"].render(call.reply.result(), call.asked.body))
+        raise HTTPException(404, f"{name[:80]!r} is no response of this episode")
+
+    # --- What everybody may know, and what the gateway's key shows
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "playing" if self.batch else "waiting"})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(description.openapi())
+
+    async def status(self, request: Request) -> Response:
+        if not _has_key(request, self.key):
+            raise HTTPException(401, "the gateway's key is needed")
+        if self.batch is None:
+            return JSONResponse({"batch": None})
+        return JSONResponse(self.batch.status(time.monotonic()))
+
+    # --- Clients that run episodes
+
+    def control(self, handle: Callable[[Batch, Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
+        """A route for clients: with the gateway's key, while a batch is played."""
+
+        async def checked(request: Request) -> Response:
+            if not _has_key(request, self.key):
+                raise HTTPException(401, "the gateway's key is needed")
+            if self.batch is None:
+                raise HTTPException(503, "no batch is played")
+            body = await read_body(request) if request.method == "POST" else {}
+            try:
+                return await handle(self.batch, request, body)
+            except (KeyError, TypeError, ValueError) as problem:
+                reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+                raise HTTPException(400, f"the body does not fit: {reason}") from None
+
+        return checked
+
+    async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        try:
+            return JSONResponse(batch.register(body, time.monotonic()))
+        except LookupError as problem:
+            if isinstance(problem, KeyError):
+                raise
+            raise HTTPException(409, str(problem)) from None
+
+    async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        batch.leave(request.path_params["client"])
+        return JSONResponse({})
+
+    async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        """Episodes for a client; it waits for them as long as it says."""
+        client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        self.refuse_stranger(batch, client)
+        batch.forget_missing(client, body, time.monotonic())
+        while True:
+            self.refuse_stranger(batch, client)
+            given = batch.lease(client, body, time.monotonic())
+            left = until - time.monotonic()
+            if given or left <= 0 or self.batch is not batch:
+                return JSONResponse(given)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(batch.changed(), min(left, 1.0))
+            if await request.is_disconnected():
+                return JSONResponse([])
+
+    async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        client = request.path_params["client"]
+        self.refuse_stranger(batch, client)
+        return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
+
+    async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
+        self.refuse_stranger(batch, request.path_params["client"])
+        if not batch.report(body, time.monotonic()):
+            raise HTTPException(409, "the episode is another client's by now, or has ended")
+        return JSONResponse({})
+
+    @staticmethod
+    def refuse_stranger(batch: Batch, client: str) -> None:
+        if not batch.leases.knows(client):
+            raise HTTPException(404, "no such client: register (again)")
+
+
+class _Callers:
+    """ASGI middleware that refuses what comes under another server's name, and what pages of other sites ask."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the server speaks nothing else
+            return None
+        headers = Headers(scope=scope)
+        hosts, problem = headers.getlist("host"), None
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if name not in self.hosts and not is_address(name):
+            problem = 421, f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
+        elif is_foreign(headers.getlist("origin"), hosts):
+            problem = 403, "pages of other sites are not answered"
+        if problem is None:
+            return await self.app(scope, receive, send)
+        status, text = problem
+        answer = JSONResponse({"error": {"message": text, "type": "invalid_request_error"}}, status)
+        return await answer(scope, receive, send)
+
+
+async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:
+    """The JSON object of a request. Status 400 for anything else, 413 where it is too large. BadRequest where it has more
+    than `most` bytes, so that no prompt in it fits into the context; the rest is read, so that the client hears of it."""
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST:
+                raise HTTPException(413, f"the body is larger than {LARGEST} bytes")
+            if size <= most:
+                parts.append(part)
+        if size > most:
+            reason = f"no prompt that fits into policy.context needs a request of {size} bytes: at most {most}"
+            raise BadRequest(reason, "messages", TOO_LONG)
+        return outside_json.read_object(b"".join(parts))
+    except ClientDisconnect:
+        raise HTTPException(400, "the client went away") from None
+    except ValueError as problem:
+        raise HTTPException(400, str(problem)) from None
+
+
+def _has_key(request: Request, key: str) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    given = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+async def _refusal(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    return JSONResponse({"error": {"message": problem.detail, "type": "invalid_request_error"}}, problem.status_code)
+
+
+async def _failure(request: Request, problem: Exception) -> Response:
+    return JSONResponse({"error": {"message": "the gateway failed; see its log", "type": "server_error"}}, 500)

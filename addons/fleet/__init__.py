@@ -1,0 +1,1 @@
+"""Sampling and training on other machines: Ray, and vLLM servers of your own."""

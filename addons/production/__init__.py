@@ -1,0 +1,1 @@
+"""A policy at work: serving, capture, trials, traces, ingestion and the nightly flywheel."""

@@ -1,0 +1,118 @@
+"""The bodies of requests and answers of the served model: read, understood, and given on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse
+
+from addons.production.traces.messages import conversation_of
+from addons.production.traces.records import content_hash
+from steps.core import outside_json
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+    from starlette.types import Message, Receive
+
+CHAT = "/v1/chat/completions"
+CONVERSATION_HEADER = "x-flywheel-conversation"
+LARGEST = 16 * 2**20  # bytes of a request, or of an answer, that is shown or stored
+
+
+async def read(receive: Receive, most: int = LARGEST) -> tuple[bytes, bool, Receive]:
+    """(the body, whether it is whole, what gives it to the application again). One of more than `most` bytes is not read to
+    its end."""
+    messages: list[Message] = []
+    size, is_whole = 0, False
+    while size <= most:
+        messages.append(await receive())
+        size += len(messages[-1].get("body", b""))
+        if messages[-1]["type"] == "http.disconnect" or not messages[-1].get("more_body"):
+            is_whole = messages[-1]["type"] == "http.request" and size <= most
+            break
+    left = iter(list(messages))
+
+    async def again() -> Message:
+        return next(left, None) or await receive()
+
+    return b"".join(message.get("body", b"") for message in messages), is_whole, again
+
+
+async def drained(again: Receive, most: int = 2 * LARGEST) -> None:
+    """Take all of a body, and keep nothing of it: a client that is still sending would not see the refusal."""
+    size = 0
+    while size <= most:
+        message = await again()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            break
+
+
+def refusal(status: int, text: str) -> JSONResponse:
+    """An answer in the form of vLLM's own errors."""
+    return JSONResponse({"error": {"message": text, "type": "BadRequestError", "code": status}}, status)
+
+
+def asked(body: bytes) -> dict[str, Any] | None:
+    """The request in a body; None where it has no list of messages, which the application will say. ValueError with a
+    sentence where it is no JSON object."""
+    request = outside_json.read_object(body)
+    return request if isinstance(request.get("messages"), list) else None
+
+
+def named(headers: Headers, request: Mapping[str, Any]) -> str:
+    """What names a conversation: the client, or its messages up to the first of the user."""
+    metadata = request.get("metadata")
+    inside = metadata.get("conversation_id") if isinstance(metadata, Mapping) else None
+    if name := headers.get(CONVERSATION_HEADER) or inside:
+        return str(name)
+    try:
+        messages = conversation_of(request["messages"])
+    except Exception:  # whatever a client writes
+        return json.dumps(request["messages"], sort_keys=True, default=str)
+    first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    return content_hash(messages[: first + 1])
+
+
+def answers(body: bytes) -> list[dict[str, Any]]:
+    """The answers in a response, {"id", "message"}: of JSON, or joined from a stream's deltas. None of one that is cut
+    off."""
+    if body.lstrip().startswith(b"{"):
+        content = _object(body)
+        choices = content.get("choices") or []
+        return [{"id": content.get("id"), "message": choice["message"]} for choice in choices if choice.get("message")]
+    name, ended = "", set[int]()
+    made: dict[int, dict[str, Any]] = {}
+    for line in body.decode("utf-8", "replace").split("\n"):
+        chunk = _object(line.removeprefix("data:").strip().encode()) if line.startswith("data:") else {}
+        name = str(chunk.get("id") or name)
+        for choice in chunk.get("choices") or ():
+            number, delta = int(choice.get("index") or 0), choice.get("delta") or {}
+            message = made.setdefault(number, {"role": "assistant", "content": "", "reasoning": "", "calls": {}})
+            message["content"] += delta.get("content") or ""
+            message["reasoning"] += delta.get("reasoning") or delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                entry = message["calls"].setdefault(
+                    int(call.get("index") or 0), {"function": {"name": "", "arguments": ""}}
+                )
+                entry |= {"id": call["id"]} if call.get("id") else {}
+                entry["function"]["name"] += function.get("name") or ""
+                entry["function"]["arguments"] += function.get("arguments") or ""
+            if choice.get("finish_reason"):
+                ended.add(number)
+    listed = []
+    for number in sorted(ended):
+        message = made[number]
+        calls = [call for _, call in sorted(message.pop("calls").items())]
+        listed.append({"id": name, "message": message | ({"tool_calls": calls} if calls else {})})
+    return listed
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        return outside_json.read_object(body)
+    except ValueError:
+        return {}

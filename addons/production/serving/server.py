@@ -1,0 +1,165 @@
+"""vLLM's OpenAI server for a registered version: its command, its variables, and the swap of its adapter."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from addons.production.serving import capture, guard, shown, trial
+from environments.kit import http_client
+from steps.core.errors import UserError
+from steps.policy.chat_templates import template
+from steps.policy.loading import local
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
+    from steps.policy.chat import Chat
+
+SERVER = "vllm.entrypoints.openai.api_server"
+LIMITED_SERVER = "addons.production.serving.vllm_process"  # the same, as this project starts it
+KEY = Path(".flywheel/serve.key")
+HOST, PORT = "127.0.0.1", 8000
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ranks, of which the smallest that is large enough is set
+
+
+def of_every_server() -> dict[str, str]:
+    """Variables of every process of vLLM's server. VLLM_CPU_KVCACHE_SPACE is the GiB of memory for the engine's cache on a
+    CPU, as in training: without it vLLM wants half of the machine's."""
+    ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return ours | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE") or "1"}
+
+
+class Refused(http_client.NoAnswer):
+    """The server answered with an error: its status, and what it said."""
+
+    def __init__(self, answer: http_client.Answer) -> None:
+        super().__init__(answer.text)
+        self.status = answer.status
+
+
+class Server(NamedTuple):
+    """Where the server listens, the model's name there, and the secrets that its guard asks for."""
+
+    host: str
+    port: int
+    name: str
+    key: str
+    swap_token: str = ""  # only addons/production/serve.py has it
+    capture: Mapping[str, str] = {}  # the variables of addons/production/serving/capture.py; empty: nothing is stored
+    served: str = ""  # the file that says which versions are served (addons/production/serving/trial.py)
+
+    @property
+    def page(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def environment(self, policy: Policy) -> dict[str, str]:
+        """The variables of vLLM's process."""
+        guarded = {guard.KEY: self.key, guard.SWAP_TOKEN: self.swap_token, guard.HOST: self.host}
+        guarded |= {shown.POLICY: policy.model_dump_json()}
+        return guarded | dict(self.capture) | ({trial.FILE: self.served} if self.served else {}) | of_every_server()
+
+    def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
+        """The command line of vLLM's server, after `python -m`."""
+        words = [LIMITED_SERVER, "--host", self.host, "--port", str(self.port)]
+        seen = ["--middleware", f"{shown.__name__}.{shown.Shown.__name__}"]
+        kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
+        kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
+        guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
+        words += [*seen, *kept, *guarded, *model_options(policy, chat)]
+        text = chat.renderer.served_template() or (template(policy.chat_template) if policy.chat_template else "")
+        words += ["--chat-template", text] if text else []
+        words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
+        words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
+        return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
+
+    def models(self) -> dict[str, str]:
+        """The served models: their names, and the paths of their files. UserError where this server does not answer."""
+        try:
+            served = json.loads(self._call("/v1/models"))["data"]
+            return {str(model["id"]): str(model.get("root")) for model in served}
+        except Refused as problem:
+            advice = f"another server than that of `make serve` may listen there, or its key is not that in {KEY}"
+            raise UserError(f"{self.page} refuses the request (status {problem.status}): {advice}") from None
+        except http_client.Unreachable as problem:
+            start = "start one with `make serve` in another terminal and wait for its line 'serving:'"
+            raise UserError(f"no model is served at {self.page} ({problem}): {start}") from None
+        except (http_client.NoAnswer, ValueError, LookupError, TypeError, AttributeError):
+            raise UserError(f"what listens at {self.page} is no model server: name the port of `make serve`") from None
+
+    def missed(self) -> dict[str, int]:
+        """What was not captured since the server started, by its reason; empty where it does not say."""
+        try:
+            return {str(why): int(count) for why, count in json.loads(self._call(capture.COUNTS))["not_stored"].items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def swap(self, adapter: Path, name: str = "") -> None:
+        """Have the server load another adapter under the same name, or one more under another. UserError where it does not:
+        it keeps what it has."""
+        fields = {"lora_name": name or self.name, "lora_path": str(adapter), "load_inplace": True}
+        try:
+            self._call("/v1/load_lora_adapter", json.dumps(fields).encode())
+        except Refused as problem:
+            raise UserError(f"the server refuses {adapter}: {str(problem)[:300]}") from None
+        except http_client.NoAnswer as problem:
+            raise UserError(f"the server did not answer the swap to {adapter}: {problem}") from None
+
+    def _call(self, path: str, body: bytes | None = None) -> bytes:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        headers |= {guard.SWAP_HEADER: self.swap_token} if self.swap_token else {}
+        method = "GET" if body is None else "POST"
+        answer = http_client.asked(method, f"{self.page}{path}", seconds=120, content=body, headers=headers)
+        if answer.status >= 300:
+            raise Refused(answer)
+        return answer.body
+
+
+def model_options(policy: Policy, chat: Chat) -> list[str]:
+    """vLLM's options for the base model, and for reading its turns as rollouts read them. UserError for one that sees."""
+    if chat.vision is not None:
+        raise UserError(
+            f"{policy.base_model} sees pictures, and vLLM's server reads those with torchvision, which is not installed: "
+            "such a model is trained and evaluated, and not served yet"
+        )
+    policy = local(policy)
+    words = ["--model", policy.base_model, "--dtype", policy.dtype, "--max-model-len", str(policy.context)]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", chat.tool_parser] if chat.tool_parser else []
+    words += ["--chat-template-content-format", "string"]  # texts as rollouts show them, and no lists of parts
+    words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
+    if policy.chat_template_kwargs:
+        words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
+    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
+    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
+    return words + (["--revision", policy.revision] if policy.revision else [])
+
+
+def adapter_options(policy: Policy, name: str, folder: str) -> list[str]:
+    """vLLM's options for an adapter on it."""
+    rank = next(rank for rank in RANKS if rank >= policy.lora.rank)
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={folder}"]
+
+
+def checked_host(host: str) -> str:
+    """The address to listen at. UserError for one that stands for several, because requests must name it as their host."""
+    try:
+        is_several = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_several = not host.strip() or host != host.strip()
+    if is_several:
+        raise UserError(
+            f"--host {host!r} is no address that a client could name: give this machine's own, such as 10.0.0.5"
+        )
+    return host
+
+
+def served_key(root: Path) -> str:
+    """The key that a running server asks for. UserError where there is none."""
+    path = root / KEY
+    text = path.read_text().strip() if path.is_file() else ""
+    if not text:
+        raise UserError(f"{path} holds no key: `make serve`, which makes it, was never started in this folder")
+    return text

@@ -1,0 +1,222 @@
+"""Conversations in Langfuse: from its API, or from its exports.
+
+The API's `/api/public/v2/observations` and `/api/public/v3/scores` are read page by page, from a time on. An export is a
+file or a folder: JSON lines or a JSON array of observations and scores (the blob storage's observations_v2/ and scores/,
+plain or .gz), or of traces with `observations` and `scores` in them (the pages' export). Names are in camel or snake
+case.
+
+Calls are observations of the type GENERATION; a trace without any is itself one. A conversation is that of the session,
+else the trace. Feedback are the scores of people and of the API; those of Langfuse's evaluators only if their name is
+given a scale. Consent is `consent` in the metadata, or the tag "consent".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from addons.production.traces.messages import call_of, lost_in, tools_of, unread_in
+from addons.production.traces.openai_jsonl import plain, reason
+from addons.production.traces.opinions import Scales, consents, correction_of, moment, score_of
+from addons.production.traces.packed import text_of
+from addons.production.traces.records import (
+    Conversation,
+    Feedback,
+    PassedOver,
+    Unreadable,
+    hashed,
+    key_of,
+    not_kept,
+    unknown_fields,
+)
+from addons.trackers.tracing import langfuse_pages
+from environments.kit.http_client import Client
+from steps.core.parts import decoded
+
+PRODUCER = "langfuse"
+OBSERVATIONS, SCORES = "/api/public/v2/observations", "/api/public/v3/scores"
+FIELDS = "core,basic,io,metadata,model,trace_context"
+
+
+def fetch(since: str) -> Iterator[dict[str, Any]]:
+    """The rows of observations and scores from a time on. UserError where Langfuse is not set up or does not answer."""
+    with langfuse_pages.opened("the source langfuse") as client:
+        seen: set[str] = set()
+        for row in _pages(client, OBSERVATIONS, {"fields": FIELDS} | ({"fromStartTime": since} if since else {})):
+            seen.add(str(row.get("traceId")))
+            yield row
+        for row in _pages(client, SCORES, {"fields": "details,subject"} | ({"fromTimestamp": since} if since else {})):
+            trace = _trace_of(row)
+            if trace and trace not in seen:  # of an older trace, whose session is not known here
+                seen.add(trace)
+                yield from _pages(client, OBSERVATIONS, {"fields": FIELDS, "traceId": trace})
+            yield row
+
+
+def _pages(client: Client, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+    cursor: str | None = None
+    while True:
+        asked = query | {"limit": str(langfuse_pages.PAGE)} | ({"cursor": cursor} if cursor else {})
+        content = langfuse_pages.page(client, path, asked)
+        yield from content["data"]
+        cursor = content["meta"].get("cursor") or content["meta"].get("nextCursor")
+        if not cursor:
+            return
+
+
+def export(path: Path) -> Iterator[Any]:
+    """The rows of an exported file, or of all files of an exported folder; lines that are no JSON come as they are, and what
+    could not be read as `Unreadable`."""
+    names = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(names)) if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file() or (path.is_dir() and not file.resolve().is_relative_to(path.resolve())):
+            yield Unreadable(file.name, "no file of the folder's own, but a link out of it or another thing")
+            continue
+        text, unread = text_of(file)
+        yield from unread
+        whole = _json(text)
+        if isinstance(whole, list):
+            yield from whole
+        elif isinstance(whole, dict):
+            yield from whole["data"] if isinstance(whole.get("data"), list) else [whole]
+        else:
+            yield from (_json(line) or line for line in text.split("\n") if line.strip())
+
+
+def read(
+    rows: Iterable[Any], name: str, scales: Scales | None = None
+) -> Iterator[Conversation | Unreadable | PassedOver]:
+    """The conversations in rows of observations, scores and traces. Scores find their conversation by the trace or session,
+    and a score of a trace that is in no row stays for a later reading's quarantine."""
+    sessions: dict[str, str] = {}  # of each trace
+    flat = list(_flat(rows, name))
+    for _, row in flat:
+        if isinstance(row, Mapping) and (trace := _get(row, "traceId")) and (session := _get(row, "sessionId")):
+            sessions[str(trace)] = str(session)
+    for place, row in flat:
+        try:
+            if isinstance(row, Unreadable):
+                yield row
+                continue
+            if not isinstance(row, Mapping):
+                raise ValueError("no JSON object")
+            if "dataType" in row or "data_type" in row:
+                yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
+            elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
+                yield _observation(row)
+                yield from unknown_fields(unread_in(_get(row, "input")), "messages")
+                yield from not_kept(lost_in(_get(row, "input"), _get(row, "output")))
+            else:
+                yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            yield Unreadable(place, reason(problem))
+
+
+def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
+    """(place, row), where traces come as their observations and scores; a trace of another form as `Unreadable`."""
+    for number, row in enumerate(rows, 1):
+        place = f"{name} {row['id']}" if isinstance(row, Mapping) and row.get("id") else f"{name}:{number}"
+        if not isinstance(row, Mapping) or not isinstance(row.get("observations"), list):
+            yield place, row
+            continue
+        try:
+            yield from [(place, each) for each in _inside(row)]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            yield place, Unreadable(place, reason(problem))
+
+
+def _inside(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The observations and scores of a trace."""
+    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
+    metadata = _metadata(row)
+    inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
+    calls = [each for each in inside if each.get("type") == "GENERATION"]
+    whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
+    for each in calls or [whole]:
+        yield shared | each | {"metadata": metadata | _metadata(each)}
+    for each in row.get("scores") or ():
+        if isinstance(each, Mapping):
+            yield {"traceId": row.get("id"), "dataType": None, **each}
+
+
+def _observation(row: Mapping[str, Any]) -> Conversation:
+    """A call of a model."""
+    if _get(row, "input") is None and _get(row, "output") is None:
+        named = ", ".join(sorted(str(name) for name, value in row.items() if value is not None)[:6])
+        raise ValueError(f"no input and no output in an object with the fields {named}")
+    messages, tools = call_of(_get(row, "input"), _get(row, "output"), packed=True)
+    if all(message["role"] != "assistant" for message in messages):
+        raise ValueError("no answer in the observation")
+    metadata = _metadata(row)
+    tags = row.get("tags") or _get(row, "traceTags") or ()
+    started = moment(_get(row, "startTime") or row.get("timestamp"))
+    return Conversation(
+        key=key_of(PRODUCER, str(_get(row, "sessionId") or _get(row, "traceId") or row["id"])),
+        started=started,
+        ended=moment(_get(row, "endTime")) or started,
+        consent=consents(metadata.get("consent")) or "consent" in tags,
+        messages=tuple(messages),
+        tools=tools or tools_of(_get(row, "toolDefinitions")),
+        responses={hashed(str(row["id"])): len(messages) - 1},
+        metadata=plain(metadata),
+    )
+
+
+def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales | None) -> Conversation | None:
+    """The feedback of a score; None for the scores of evaluators."""
+    name, kind = str(row.get("name") or "score"), str(_get(row, "dataType") or "")
+    if row.get("source") == "EVAL" and name not in (scales or {}):
+        return None
+    subject = row.get("subject") or {}
+    observation = _get(row, "observationId") or (subject.get("id") if subject.get("kind") == "observation" else None)
+    trace = _trace_of(row)
+    session = _get(row, "sessionId") or (subject.get("id") if subject.get("kind") == "session" else None)
+    owner = session or sessions.get(trace, trace)
+    if not owner:
+        raise ValueError("a score of no trace and no session")
+    value = (
+        _get(row, "stringValue") if row.get("value") is None or kind in ("CATEGORICAL", "TEXT") else row.get("value")
+    )
+    value = row.get("value") if value is None else value
+    is_correction = kind == "CORRECTION" or name == "correction"
+    given = None if is_correction else bool(value) if kind == "BOOLEAN" else value
+    score, name = score_of(given, name, scales)
+    feedback = Feedback(
+        response=hashed(str(observation)) if observation else "",
+        name=name,
+        score=score,
+        label=value if isinstance(value, str) and not is_correction else "",
+        comment=str(row.get("comment") or ""),
+        correction=correction_of(value) if is_correction and value else None,
+        time=moment(row.get("timestamp")),
+    )
+    return Conversation(key=key_of(PRODUCER, str(owner)), feedback=(feedback,))
+
+
+def _trace_of(row: Mapping[str, Any]) -> str:
+    """The trace that a score is on, or in; empty where it is on a session."""
+    subject = row.get("subject") or {}
+    return str(
+        _get(row, "traceId") or subject.get("traceId") or (subject.get("kind") == "trace" and subject.get("id")) or ""
+    )
+
+
+def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = decoded(row.get("metadata"))
+    return dict(metadata) if isinstance(metadata, Mapping) else {}
+
+
+def _get(row: Mapping[str, Any], name: str) -> Any:
+    """A field by its name in camel case, or the same in snake case."""
+    snake = "".join(f"_{sign.lower()}" if sign.isupper() else sign for sign in name)
+    return row.get(name) if row.get(name) is not None else row.get(snake)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,180 @@
+"""Conversations in JSON lines of OpenAI's forms, and in those that resemble them.
+
+    {"messages": [...], "tools": [...]}                              rows for fine-tuning; the whole conversation
+    {"request": {"messages": [...]}, "response": {"choices": [...]}}  logged calls, of any dialect
+    {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}     preferences
+    {"run_type": "llm", "inputs": {...}, "outputs": {...}}           runs of LangSmith
+
+Beside these a row may have `id`, `conversation_id`, `created`, `metadata`, `consent` and `feedback` (an object or a list
+with score, label, comment, correction and response_id), as POST /feedback takes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from addons.production.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, lost_in, unread_in
+from addons.production.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
+from addons.production.traces.records import (
+    Conversation,
+    Feedback,
+    PassedOver,
+    Unreadable,
+    content_hash,
+    hashed,
+    key_of,
+    not_kept,
+    unknown_fields,
+)
+from steps.core.errors import UserError
+
+PRODUCER = "openai"
+OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
+    output completion preferred_output non_preferred_output model temperature top_p max_tokens max_completion_tokens
+    max_output_tokens seed tool_choice parallel_tool_calls usage object error status stop stream n user"""
+FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
+
+
+def read(
+    lines: Iterable[str], name: str, scales: Scales | None = None
+) -> Iterator[Conversation | Unreadable | PassedOver]:
+    """The conversations in the lines of the file `name`."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"a row must be an object, not a {type(row).__name__}")
+            if row.get("run_type") not in (None, "llm"):
+                yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
+                continue
+            yield conversation(row, scales)
+            if row.get("feedback_stats"):
+                yield PassedOver("feedback_stats of runs, which are means and nobody's word")
+            if "run_type" not in row:
+                yield from unknown_fields(set(row) - FIELDS, "rows")
+            yield from unknown_fields(unread_in(row.get("request") or row), "messages")
+            yield from not_kept(lost_in(row))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            yield Unreadable(f"{name}:{number}", reason(problem))
+
+
+def rows(text: str) -> Iterable[str]:
+    """The lines of a file of JSON lines; the entries of one that is a JSON list, or one row over several lines."""
+    try:
+        whole = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, dict):
+        whole = [whole]
+    return map(json.dumps, whole) if isinstance(whole, list) else text.split("\n")
+
+
+def reason(problem: Exception) -> str:
+    """Why a row cannot be used, without what is in it."""
+    if isinstance(problem, json.JSONDecodeError):
+        return f"no JSON ({problem.msg})"
+    if isinstance(problem, ValueError | UserError):
+        return " ".join(str(problem).split())[:200]
+    return f"not in the form of its producer ({type(problem).__name__})"
+
+
+def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conversation:
+    """The conversation in a row. ValueError where it is in none of the forms."""
+    if "run_type" in row:
+        row = _of_langsmith(row)
+    feedback = [_feedback(entry, scales) for entry in listed(row.get("feedback"))]
+    request, response = _mapping(row.get("request")), _mapping(row.get("response"))
+    beside = {name: row[name] for name in (*SYSTEM, *TOOLS) if row.get(name)}
+    body = beside | (_mapping(request.get("body")) or request) if request else dict(row)
+    answer = _mapping(response.get("body")) or response
+    if "preferred_output" in row:
+        body = beside | _mapping(row.get("input"))
+        messages, tools = call_of(body, None)
+        messages += answer_of(row.get("non_preferred_output"))
+        feedback.append(Feedback(correction=correction_of(row["preferred_output"])))
+    else:
+        more = row.get("output") if body.get("input") else row.get("completion")
+        messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
+    if all(message["role"] != "assistant" for message in messages):
+        raise ValueError("no answer of the assistant")
+    metadata = _mapping(row.get("metadata")) | _mapping(body.get("metadata"))
+    named = (row.get("conversation_id"), metadata.get("conversation_id"), row.get("id"), row.get("custom_id"))
+    name = next((str(value) for value in named if value), "") or content_hash(messages)
+    time = moment(row.get("created") or row.get("created_at") or answer.get("created") or answer.get("created_at"))
+    answered = next((str(value) for value in (answer.get("id"), row.get("response_id")) if value), "")
+    place = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    return Conversation(
+        key=key_of(PRODUCER, name),
+        started=time,
+        ended=time,
+        consent=consents(row.get("consent", metadata.get("consent"))),
+        messages=tuple(messages),
+        tools=tools,
+        feedback=tuple(feedback),
+        responses={hashed(answered): place} if answered else {},
+        metadata=plain(metadata),
+    )
+
+
+def _of_langsmith(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of LangSmith as a row. ValueError for one that is no call of a model."""
+    extra = _mapping(run.get("extra"))
+    metadata = _mapping(extra.get("metadata"))
+    request = _mapping(extra.get("invocation_params")) | _mapping(run.get("inputs"))
+    sessions = (metadata.get(name) for name in ("session_id", "thread_id", "conversation_id"))
+    return {
+        "conversation_id": next((name for name in sessions if name), None) or run.get("trace_id") or run.get("id"),
+        "created_at": run.get("start_time"),
+        "consent": metadata.get("consent", "consent" in listed(run.get("tags"))),
+        "metadata": {name: value for name, value in metadata.items() if name in ("owner",)},
+        "request": request,
+        "response": {**_mapping(run.get("outputs")), "id": run.get("id")},
+    }
+
+
+def plain(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata that are texts or numbers, without the ids and the consent, which have fields of their own."""
+    left = {"conversation_id", "consent", "session_id", "user_id", "user"}
+    return {
+        str(name): str(value)
+        for name, value in sorted(metadata.items())
+        if name not in left and isinstance(value, str | int | float)
+    }
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def feedback_of(entry: Mapping[str, Any], time: str) -> Feedback:
+    """Feedback that came at a time. ValueError where a field is wrong, or the score is not from 0 to 1."""
+    feedback = _feedback(entry, None).model_copy(update={"time": time})
+    if is_outside(feedback):
+        raise ValueError(f"the score {feedback.name} is {feedback.score:g}, not from 0 to 1")
+    return feedback
+
+
+def _feedback(entry: Any, scales: Scales | None) -> Feedback:
+    """Feedback with score, label, comment, correction and response_id. ValueError where a field is wrong."""
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"feedback must be an object, not a {type(entry).__name__}")
+    label, comment = entry.get("label"), entry.get("comment")
+    given = label if entry.get("score") is None else entry["score"]
+    score, name = score_of(given, str(entry.get("name") or "score"), scales)
+    return Feedback(
+        response=hashed(str(entry.get("response_id") or "")),
+        name=name,
+        score=score,
+        label=str(label or ""),
+        comment=str(comment or ""),
+        correction=correction_of(entry["correction"]) if entry.get("correction") else None,
+        time=moment(entry.get("time") or entry.get("created")),
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,312 @@
+"""Reads sources from their watermarks on, and brings a task's ingested folder up to date.
+
+A source is `capture`, `langfuse`, `mlflow`, `otel` or `openai`, with a path or a name behind a colon. Its watermark is,
+for the store of captured conversations, the offset in each of its files; for a file, its hash; for an API, the time of
+the latest record. APIs are read from some time before that, because feedback and slow exporters come later than the
+answer; what is read twice joins what is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from addons.production.traces import (
+    captured,
+    files,
+    langfuse_traces,
+    mlflow_traces,
+    openai_jsonl,
+    otel,
+    otlp,
+    store,
+    tombstones,
+)
+from addons.production.traces.build import DataSets, Task, build, opinion
+from addons.production.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
+from addons.production.traces.packed import text_of
+from addons.production.traces.privacy import Privacy
+from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
+from addons.trackers.tracing import langfuse_pages
+from steps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from environments.base import Env, Scenario, Split
+    from steps.core.params import Params
+
+Part = Conversation | Unreadable | PassedOver
+KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
+LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
+REGRESSION = 0.3
+LEVELS, TOO_DEEP = 64, "nested more than 64 levels deep"
+MOST = 4096  # held-out scenarios of a split that conversations are compared with
+
+
+class Source(NamedTuple):
+    """A source as the command line names it."""
+
+    kind: str
+    place: str  # a path, an experiment of MLflow, or empty
+
+    @classmethod
+    def parse(cls, word: str, task: str) -> Source:
+        """UserError for a kind that there is not, and for a file that does not exist."""
+        kind, _, place = word.partition(":")
+        if kind not in KINDS:
+            raise UserError(f"source {word}: give {', '.join(KINDS)}, with a path behind a colon (openai:chats.jsonl)")
+        if not place and kind in ("otel", "openai"):
+            raise UserError(f"source {word}: name its file, as in {kind}:traces.jsonl")
+        if place and kind != "mlflow" and not Path(place).exists():
+            raise UserError(f"source {word}: {place} does not exist")
+        defaults = {"capture": store.FOLDER.as_posix(), "mlflow": task}
+        return cls(kind, place or defaults.get(kind, ""))
+
+
+class Ingested(NamedTuple):
+    """What an ingestion did."""
+
+    read: int  # calls, rows and pieces of feedback that were new to a source's watermark
+    added: int  # conversations that were not there before, or have more than before
+    conversations: int  # in all
+    sets: DataSets
+    unreadable: int  # rows in quarantine of which no conversation was made
+    unread: Mapping[str, int]  # why -> of how many of these rows
+    opinions: Mapping[str, int]  # conversations that people called good, bad, corrected; and those of which nobody said
+    passed_over: Mapping[str, int]  # what is in the sources beside conversations -> how often
+    nothing: Sequence[str]  # sources of which nothing was read, though something is in them; each with the reason
+
+
+def ingest(
+    root: Path,
+    folder: Path,
+    sources: Sequence[Source],
+    task: Task,
+    scales: Scales,
+    consent: bool,
+    regression: float | None,
+) -> Ingested:
+    """Read the sources, mask, join with what is there, and write the folder. `consent`: the operator's word for sources
+    whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
+    at first."""
+    state = files.read_state(folder)
+    reading = _Reading(root, scales, consent, state, set())
+    before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
+    marks = tombstones.of(root)
+    privacy = Privacy()
+    for source in sources:
+        got.take(source, reading, privacy)
+    starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
+    unreadable = got.unreadable | {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
+    parts = [part for part in got.parts if part.key not in got.refused]
+    names, earlier = unscaled(parts), list(_before(before, parts))
+    unjudged = [(part.key, waits(name)) for part in (*earlier, *parts) for name in waiting(part, names)]
+    parts = [part for part in parts if not waiting(part, names)]
+    conversations, lost = joined([*(without_scores(part, names) for part in earlier), *parts])
+    kept = [each for each in conversations if not marks.holds(each.key, each.messages)]
+    if gone := len(conversations) - len(kept):
+        got.passed_over["conversations that were forgotten"] += gone
+    taken = {part.key for part in parts if part.messages}
+    unreadable = {row for row in unreadable if row.source not in taken}  # what was missing or refused, and is here now
+    more = [(key, "no consent") for key in got.refused] + [(row.source, row.reason) for row in lost] + unjudged
+    unreadable |= {Unreadable(key, f"{files.READING}{reason}") for key, reason in more}
+    unreadable = {row for row in unreadable if not marks.holds(row.source)}
+    share = state["regression"] = state.get("regression", REGRESSION) if regression is None else regression
+    made = build(kept, task, share)
+    files.write(folder, kept, made, unreadable, state)
+    old = {conversation.model_dump_json() for conversation in before}
+    added = sum(conversation.model_dump_json() not in old for conversation in kept)
+    why = Counter(row.reason.removeprefix(files.READING) for row in unreadable)
+    opinions = Counter(opinion(conversation) for conversation in kept)
+    read = len(parts), added, len(kept), made, len(unreadable)
+    return Ingested(*read, why, opinions, got.passed_over, got.nothing)
+
+
+def _before(before: Sequence[Conversation], parts: Sequence[Conversation]) -> Iterator[Conversation]:
+    """What was ingested earlier, without feedback that was read again, by another scale perhaps."""
+    again = {(part.key, _unscored(each)) for part in parts for each in part.feedback}
+    for part in before:
+        kept = [each for each in part.feedback if (part.key, _unscored(each)) not in again]
+        yield part.model_copy(update={"feedback": tuple(kept)}) if len(kept) < len(part.feedback) else part
+
+
+def _unscored(feedback: Feedback) -> str:
+    return feedback.model_copy(update={"score": None}).model_dump_json()
+
+
+class _Got(NamedTuple):
+    """What is read from sources."""
+
+    parts: list[Conversation]
+    unreadable: set[Unreadable]
+    refused: set[str]  # keys of conversations of which a part is without consent: nothing new of each is taken
+    passed_over: Counter[str]
+    nothing: list[str]
+
+    def take(self, source: Source, reading: _Reading, privacy: Privacy) -> None:
+        """Read a source, and mask what is taken."""
+        counts, other = Counter[str](), Counter[str]()
+        for part in reading.parts(source):
+            if isinstance(part, PassedOver):
+                other[shown(part.what)] += 1
+            elif isinstance(part, Unreadable):
+                reason = privacy.text(shown(part.reason))
+                counts[reason] += 1
+                self.unreadable.add(Unreadable(shown(part.source), f"{files.READING}{reason}"))
+            elif part.messages and not (part.consent or reading.consent):
+                counts[""] += 1
+                self.refused.add(part.key)
+            elif masked := _masked(part, privacy):
+                counts[""] += 1
+                self.parts.append(masked)
+            else:
+                counts[TOO_DEEP] += 1
+                self.unreadable.add(Unreadable(part.key, f"{files.READING}{TOO_DEEP}"))
+        self.passed_over.update(other)
+        if (counts or other or reading.is_whole(source)) and not counts[""]:
+            why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
+            self.nothing.append(
+                f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
+            )
+
+
+def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
+    """A part as it is kept; None where its JSON has more levels than everything that reads it later can go down."""
+    level: list[Any] = [*part.messages, *part.tools, *(each.correction for each in part.feedback)]
+    for _ in range(LEVELS):
+        level = [
+            each
+            for value in level
+            if isinstance(value, dict | list | tuple)
+            for each in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        return None
+    try:
+        return privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
+    except RecursionError:  # JSON in a text, which is masked as JSON
+        return None
+
+
+class _Reading(NamedTuple):
+    """How sources are read, and what is known of them; `state` and `afresh` are changed by reading."""
+
+    root: Path
+    scales: Scales
+    consent: bool
+    state: dict[str, Any]
+    afresh: set[str]  # how the places begin of sources that are read from their beginning: their old quarantine is void
+
+    def how(self) -> str:
+        """What a reading depends on beside its source: another answer reads everything again."""
+        scales = [f"{name}={low:g}..{high:g}" for name, (low, high) in sorted(self.scales.items())]
+        return " ".join(["", *(["consented"] if self.consent else []), *scales])
+
+    def is_whole(self, source: Source) -> bool:
+        """Whether a source is a file that is read for the first time."""
+        return Path(source.place).name in self.afresh if source.place else False
+
+    def parts(self, source: Source) -> Iterator[Part]:
+        """The parts of a source after its watermark, which is moved. A file of which nothing was read is read again."""
+        path = Path(source.place) if source.place else None
+        if source.kind == "capture":
+            assert path is not None
+            parts, self.state["capture"] = captured.read(store.opened(path), self.state.get("capture") or {})
+            yield from parts
+        elif source.kind == "mlflow" and not (path and path.is_file()):
+            name = f"mlflow {hashed(mlflow_traces.address(self.root))} {source.place}"
+            since = self._since(name, "mlflow API", LATE["mlflow"])
+            rows = mlflow_traces.fetch(self.root, source.place, since)
+            yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
+        elif source.kind == "langfuse" and path is None:
+            name = f"langfuse {hashed(langfuse_pages.host())}"
+            rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
+            yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
+        else:
+            assert path is not None
+            digest = hashlib.sha256()
+            for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
+                digest.update(file.read_bytes())
+            name = f"{source.kind} {digest.hexdigest()[:16]}{self.how()}"
+            if name not in self.state.setdefault("files", []):
+                self.afresh.add(path.name)
+                is_read = False
+                for part in _file(source.kind, path, self.scales):
+                    is_read |= isinstance(part, Conversation)
+                    yield part
+                self.state["files"] = sorted([*self.state["files"], *([name] if is_read else [])])
+
+    def _since(self, name: str, place: str, late: timedelta) -> str:
+        reached = str(self.state.get("apis", {}).get(name + self.how()) or "")
+        if not reached:
+            self.afresh.add(place)
+        return moment(datetime.fromisoformat(reached) - late) if reached else ""
+
+    def _watched(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
+        """The parts of an API, whose watermark becomes the time of the latest of them."""
+        apis = self.state.setdefault("apis", {})
+        latest = str(apis.get(name + self.how()) or "")
+        for part in parts:
+            if isinstance(part, Conversation):
+                latest = max(latest, part.started, *(entry.time for entry in part.feedback), "")
+            yield part
+        if latest:
+            apis[name + self.how()] = latest
+
+
+def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
+    if kind == "langfuse":
+        return langfuse_traces.read(langfuse_traces.export(path), path.name, scales)
+    if path.is_dir():
+        raise UserError(f"{kind}:{path} is a folder: name its files")
+    if kind == "mlflow":
+        return mlflow_traces.read(langfuse_traces.export(path), path.name, scales)
+    text, unread = text_of(path)
+    if kind == "openai":
+        return chain(unread, openai_jsonl.read(openai_jsonl.rows(text), path.name, scales))
+    return chain(unread, otel.read(otlp.lines_or_whole(text), path.name, scales))
+
+
+def load_task(root: Path, settings: Params) -> Task:
+    """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
+    test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
+    import environments
+    from addons.supervised.generated import read_generated
+
+    if "+" in settings.task:
+        raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")
+    env = environments.load(settings.task)
+    path = root / "tasks_data" / settings.task
+    data = env.load(path)
+    drawn: dict[Split, list[Scenario]] = {"train": [], "val": [], "test": []}
+    for split, scenarios in drawn.items():
+        count = getattr(settings.scenarios, split)
+        try:
+            scenarios += env.scenarios(data, split, count, settings.seed)
+        except ValueError as problem:
+            raise UserError(f"scenarios.{split}: {problem}") from None
+        while split != "train" and MOST > count > 0:
+            try:
+                scenarios += env.scenarios(data, split, (count := 2 * count), settings.seed)
+            except ValueError:
+                scenarios += _most(env, data, split, count // 2, settings.seed)
+                break
+    if settings.scenarios.generated:
+        for split, more in read_generated(env, data, path / settings.scenarios.generated).items():
+            drawn[split] += more
+    distinct = {split: list({each.id: each for each in scenarios}.values()) for split, scenarios in drawn.items()}
+    return Task(env, settings.task, data, distinct["train"], distinct["val"] + distinct["test"], settings.scenarios)
+
+
+def _most(env: type[Env], data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
+    """As many scenarios as a split has between `count` and twice as many, to the nearest twentieth."""
+    for more in range(39, 20, -1):
+        try:
+            return env.scenarios(data, split, more * count // 20, seed)
+        except ValueError:
+            continue
+    return []

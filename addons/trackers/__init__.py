@@ -1,0 +1,1 @@
+"""Trackers beside MLflow: Weights & Biases and Langfuse, and the traces of episodes."""

@@ -1,0 +1,214 @@
+"""Code: for each stage the files of steps/, environments/ and addons/ that it runs, with a hash of each.
+
+A stage depends on its own list and not on whole folders, so a new task, or an edit to another one, to an add-on that
+params.yaml does not name, or to a page of the viewer leaves its results as they are. A list has the stage's module and
+all that it imports, directly or not, wherever the import stands; of the tasks of params.yaml the modules, and what
+these import or name in a string, since such files run in processes of their own; and of an add-on what a port brings
+(steps/core/ports.py). A task elsewhere (`my_package.my_task`) is on no list: DVC knows nothing of it.
+
+Left out are modules that decide nothing about what is in an output, such as how a line is shown: `NOT_IN_OUTPUTS`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.runner.stage import Input, Output, main
+
+if TYPE_CHECKING:
+    from steps.core.params import CodeParams
+
+EVERY_TASK = (
+    "__init__.py",
+    "_two_sided.py",
+    "kit/__init__.py",
+    "kit/http_client.py",
+)  # with what they import, this is what the stages import of the folder
+# Arguments in and bytes out; errors, lines and progress that a person sees, masked; and how a file is put in place.
+SHOWN = "cores errors files masking progress readable secret_forms terminal"
+NOT_IN_OUTPUTS = {"steps/runner", "addons/fleet/ray_train.py", *(f"steps/core/{name}.py" for name in SHOWN.split())}
+
+
+def code(steps: Input, environments: Input, addons: Input, listings: Output, params: CodeParams) -> None:
+    """Write <stage>.json for each stage into `listings`: {path: SHA-256 in hex}."""
+    import hashlib
+    import json
+
+    imports = Imports(steps.parent, named_by(params))
+    tasks = files_of(environments, list(params.tasks or [params.task]))
+    hashes = dict[Path, str]()
+    listings.mkdir()
+    for stage, module in stages(steps.parent).items():
+        files = imports.closure(module)
+        if any(imports.loads_tasks(file) for file in files):
+            files |= set(tasks)
+        for file in files - hashes.keys():
+            hashes[file] = hashlib.sha256(file.read_bytes()).hexdigest()
+        content = {file.relative_to(steps.parent).as_posix(): hashes[file] for file in sorted(files)}
+        (listings / f"{stage}.json").write_text(json.dumps(content, indent=2) + "\n")
+    say(f"{len(hashes)} files, {len(tasks)} of them what the task is made of")
+
+
+def stages(root: Path) -> dict[str, str]:
+    """Name -> module of every stage that dvc.yaml runs, but this one."""
+    from steps.core import ports
+
+    own = {path.stem: f"steps.{path.stem}" for path in sorted((root / "steps").glob("[!_]*.py")) if path.stem != "code"}
+    brought = (place.partition(":")[0] for addon in ports.addons() for place in addon.brings.get("stage", {}).values())
+    return own | {module.rpartition(".")[2]: module for module in brought}
+
+
+def named_by(params: CodeParams) -> dict[str, str]:
+    """The settings by which a stage asks for what an add-on brings, with their values."""
+    return {"policy.kind": params.policy.kind, "update.launcher": params.update.launcher}
+
+
+class Imports:
+    """What modules of the project's packages import; `named` are the settings that may name what an add-on brings."""
+
+    def __init__(self, root: Path, named: dict[str, str]) -> None:
+        self.root, self.named = root, named
+        self.read = dict[Path, tuple[set[Path], bool]]()  # file -> what it imports, and whether it loads tasks by name
+
+    def closure(self, module: str) -> set[Path]:
+        """The files that a module imports, directly or not, and its own."""
+        files, queue = set[Path](), [*self.file(module)]
+        while queue:
+            file = queue.pop()
+            if file not in files:
+                files.add(file)
+                queue += self.of(file)[0]
+        return files
+
+    def loads_tasks(self, file: Path) -> bool:
+        """Whether a file asks for a task's module by name, which no import shows."""
+        return self.of(file)[1]
+
+    def of(self, file: Path) -> tuple[set[Path], bool]:
+        if file not in self.read:
+            tree = parsed(file)
+            names = {name for node in ast.walk(tree) for name in self.names(node)}
+            files = {path for name in names for path in self.file(name)}
+            if file.is_relative_to(self.root / "environments"):
+                files |= set(named_files(self.root / "environments", file))
+            loads = any(
+                isinstance(node, ast.Call) and ast.unparse(node.func) == "environments.load" for node in ast.walk(tree)
+            )
+            self.read[file] = files, loads
+        return self.read[file]
+
+    def names(self, node: ast.AST) -> Iterator[str]:
+        """The dotted names that a node imports, or asks a port for."""
+        match node:
+            case ast.Import(names=aliases):
+                yield from (alias.name for alias in aliases)
+            case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in aliases)
+            case ast.Call(func=ast.Name(id="bring" | "every") | ast.Attribute(attr="bring" | "every"), args=arguments):
+                yield from self.brought(*(each.value if isinstance(each, ast.Constant) else None for each in arguments))
+
+    def brought(self, port: Any, name: Any = None, setting: Any = None) -> Iterator[str]:
+        """The modules of what `bring` or `every` asks for: of all names at the port, where no setting says which."""
+        from steps.core import ports
+
+        wanted = name or self.named.get(setting)
+        for addon in ports.addons():
+            for key, place in addon.brings.get(port, {}).items():
+                if wanted in (None, key):
+                    yield place.partition(":")[0]
+
+    def file(self, name: str) -> list[Path]:
+        """The file of a module, or of something in one, that may count."""
+        parts = name.split(".")
+        if parts[0] not in ("steps", "environments", "addons"):
+            return []
+        files = list[Path]()
+        path = self.root / parts[0]
+        if parts[0] == "environments":
+            files.append(path / "__init__.py")  # the other packages' hold a docstring
+        for part in parts[1:]:
+            path = path / part
+            if path.with_suffix(".py").is_file():
+                files.append(path.with_suffix(".py"))
+                break
+            if parts[0] == "environments" and (path / "__init__.py").is_file():
+                files.append(path / "__init__.py")
+        return [file for file in files if not self.is_left_out(file)]
+
+    def is_left_out(self, file: Path) -> bool:
+        path = file.relative_to(self.root)
+        return path.as_posix() in NOT_IN_OUTPUTS or path.parent.as_posix() in NOT_IN_OUTPUTS
+
+
+def parsed(file: Path) -> ast.Module:
+    """The syntax tree of a file. UserError where it is no Python."""
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as problem:
+        raise UserError(f"{file}, line {problem.lineno}: {problem.msg}") from None
+
+
+def files_of(folder: Path, tasks: list[str]) -> list[Path]:
+    """The files in the folder `environments` that these tasks are made of. UserError where one is no Python."""
+    files = set[Path]()
+    queue = [folder / name for name in EVERY_TASK] + [file for task in tasks for file in own_files(folder, task)]
+    while queue:
+        file = queue.pop()
+        if file not in files:
+            files.add(file)
+            queue += named_files(folder, file)
+    return sorted(files)
+
+
+def own_files(folder: Path, task: str) -> list[Path]:
+    """A task's own module, or the adapter of the package that has it (environments/_packages.py)."""
+    package, is_packaged, _ = task.partition(":")
+    if is_packaged:
+        return [file for kind in ("_", "_package_") if (file := folder / f"{kind}{package}.py").is_file()]
+    return files_by_name(folder, task if "." in task else f"{folder.name}.{task}")
+
+
+def named_files(folder: Path, file: Path) -> Iterator[Path]:
+    """The files of the folder that one of them imports, or names in a string: `_runner.py`, `environments._runner`."""
+    if file.suffix != ".py":
+        return
+    tree = parsed(file)
+    package = file.parent.relative_to(folder.parent).parts
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                parts = [*(package[: len(package) + 1 - level] if level else ()), *([module] if module else ())]
+                names = [".".join([*parts, alias.name]) for alias in aliases]
+            case ast.Constant(value=str(text)) if text.endswith(".py") or text.startswith(f"{folder.name}."):
+                names = [text if text.startswith(f"{folder.name}.") else f"{folder.name}.{text.removesuffix('.py')}"]
+            case _:
+                continue
+        for name in names:
+            yield from files_by_name(folder, name)
+
+
+def files_by_name(folder: Path, name: str) -> list[Path]:
+    """The files of a dotted name in the folder: a module, that of something in a module, or all files of a package."""
+    first, *parts = name.split(".")
+    path = folder
+    for part in parts if first == folder.name else ():
+        path = path / part
+        if path.with_suffix(".py").is_file():
+            return [path.with_suffix(".py")]
+        if not path.is_dir():
+            return []
+    if path == folder:
+        return []
+    return [file for file in sorted(path.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
+
+
+if __name__ == "__main__":
+    main(code)

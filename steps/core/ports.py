@@ -1,0 +1,81 @@
+"""The ports: what the core asks of add-ons, which it never imports.
+
+An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
+the object, as `module:attribute`. The core asks for an object by the name that params.yaml has, or for all that there are:
+
+    sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
+    for begin in every("tracker"): begin(...)
+
+The ports, and what their objects are:
+
+    sampler     a Sampler, by policy.kind (steps/sampling/play.py)
+    stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
+    launcher    what runs the update's processes, by update.launcher (steps/update.py)
+    tracker     begins a Tracker of a run, or None where it is not switched on (flows/training/trackers.py)
+
+Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steps.core.errors import UserError
+
+FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
+MANIFEST = "addon.toml"
+
+
+class AddOn(NamedTuple):
+    """What addon.toml says of an add-on."""
+
+    name: str  # its folder's
+    about: str  # one sentence
+    brings: dict[str, dict[str, str]]  # port -> name -> "module:attribute"
+
+
+@functools.cache
+def addons() -> tuple[AddOn, ...]:
+    """The add-ons of this tree, by name."""
+    return tuple(read(path) for path in sorted(FOLDER.glob(f"*/{MANIFEST}")))
+
+
+def read(path: Path) -> AddOn:
+    """An add-on by its addon.toml. UserError where that cannot be read."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return AddOn(path.parent.name, content.pop("about"), content)
+    except (tomllib.TOMLDecodeError, KeyError) as problem:
+        raise UserError(f"{path} does not say what the add-on brings: {problem!r}") from None
+
+
+def names(port: str) -> list[str]:
+    """What params.yaml may name at a port, beside what the core has."""
+    return sorted(name for addon in addons() for name in addon.brings.get(port, {}))
+
+
+def bring(port: str, name: str, setting: str) -> Any:
+    """The object of a name at a port. UserError with the setting that names it, where no add-on brings it."""
+    for addon in addons():
+        if place := addon.brings.get(port, {}).get(name):
+            return load(place)
+    there = ", ".join(names(port)) or "none"
+    raise UserError(f"{setting}: {name} is brought by an add-on that addons/ does not have (there: {there})")
+
+
+def every(port: str) -> Iterator[Any]:
+    """The objects of all add-ons at a port, by the add-ons' names."""
+    for addon in addons():
+        for place in addon.brings.get(port, {}).values():
+            yield load(place)
+
+
+def load(place: str) -> Any:
+    """The object that `module:attribute` names."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)

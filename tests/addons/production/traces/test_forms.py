@@ -1,0 +1,471 @@
+"""Files of OpenTelemetry in other forms than OTLP's, spans of other producers, and bodies of other dialects."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+
+from addons.production.traces import langfuse_traces, openai_jsonl, otel, otlp, spans
+from addons.production.traces.records import Conversation, PassedOver, Unreadable
+
+Row = dict[str, Any]
+ASKED, SAID = {"role": "user", "content": "Is it dry?"}, {"role": "assistant", "content": "Yes."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALL = {"type": "function", "function": {"name": "is_dry", "arguments": {"bed": 4}}}
+SCHEMA = {"type": "object", "properties": {"bed": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "is_dry", "description": "Dry?", "parameters": SCHEMA}}
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def value(given: Any) -> Row:
+    match given:
+        case bool():
+            return {"boolValue": given}
+        case str():
+            return {"stringValue": given}
+        case list():
+            return {"arrayValue": {"values": [value(each) for each in given]}}
+        case _:
+            return {"kvlistValue": {"values": [{"key": key, "value": value(each)} for key, each in given.items()]}}
+
+
+def request(fields: Row, events: Row | None = None, **more: Any) -> Row:
+    pairs = [{"key": key, "value": value(each)} for key, each in fields.items()]
+    happened = [
+        {"name": name, "attributes": [{"key": key, "value": value(each)} for key, each in given.items()]}
+        for name, given in (events or {}).items()
+    ]
+    span = {"traceId": TRACE, "spanId": SPAN, "name": "chat", "attributes": pairs, "events": happened} | more
+    return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "s"}, "spans": [span]}]}]}
+
+
+def read(text: str) -> list[Any]:
+    return list(otel.read(otlp.lines_or_whole(text), "f"))
+
+
+def snake(given: Any) -> Any:
+    if isinstance(given, dict):
+        names = {
+            name: name if "key" in given else re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", name) for name in given
+        }
+        return {names[name]: snake(each) for name, each in given.items()}
+    return [snake(each) for each in given] if isinstance(given, list) else given
+
+
+FLAT = {
+    "consent": True,
+    "session.id": "s1",
+    "gen_ai.prompt.0.content": "Is it dry?",
+    "gen_ai.completion.0.content": "Yes.",
+}
+CONSOLE = {
+    "name": "chat",
+    "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{SPAN}", "trace_state": "[]"},
+    "start_time": "2026-10-01T00:00:00Z",
+    "end_time": "2026-10-01T00:00:01Z",
+    "attributes": FLAT,
+    "events": [],
+    "resource": {"attributes": {"service.name": "x"}, "schema_url": ""},
+}
+NODE = {
+    "instrumentationScope": {"name": "ai"},
+    "traceId": TRACE,
+    "id": SPAN,
+    "timestamp": 1_790_000_000_000_000,
+    "duration": 1000,
+    "attributes": FLAT,
+    "events": [{"name": "x", "attributes": {}, "time": [1_790_000_000, 5]}],
+}
+IN_BASE64 = {
+    name: base64.b64encode(bytes.fromhex(text)).decode() for name, text in (("traceId", TRACE), ("spanId", SPAN))
+}
+FILES = {
+    "OTLP": json.dumps(request(FLAT)),
+    "OTLP over several lines": json.dumps(request(FLAT), indent=1),
+    "OTLP in snake case": json.dumps(snake(request(FLAT))),
+    "OTLP with ids in base64": json.dumps(request(FLAT, **dict[str, Any](IN_BASE64))),
+    "a list of requests": json.dumps([request(FLAT)]),
+    "Tempo": json.dumps({"batches": request(FLAT)["resourceSpans"]}),
+    "Python's console": json.dumps(CONSOLE, indent=4)
+    + "\n"
+    + json.dumps(CONSOLE | {"attributes": {}}, indent=4)
+    + "\n",
+    "Python's console, a line each": json.dumps(CONSOLE),
+    "Node's spans": json.dumps(NODE),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_spans_is_read_in_any_form(name: str) -> None:
+    text = FILES[name]
+    if name == "Python's console":
+        text = text.replace(SPAN, "c" * 16, 1)  # of two spans, the second of which says nothing
+    [made] = [part for part in read(text) if isinstance(part, Conversation)]
+    assert (made.messages, made.consent) == ((ASKED, SAID), True)
+    assert made.key == next(part.key for part in read(FILES["OTLP"]) if isinstance(part, Conversation))
+
+
+def test_ids_are_the_same_in_any_form() -> None:
+    texts = (FILES["OTLP"], FILES["OTLP with ids in base64"], FILES["Python's console, a line each"])
+    ids = {
+        (span.trace, span.id) for text in texts for document in otlp.documents(text) for span in otlp.spans_in(document)
+    }
+    assert ids == {(TRACE, SPAN)}
+
+
+def test_what_nodes_console_prints_is_named() -> None:
+    [made] = read("{\n  resource: {\n    attributes: { 'service.name': 'x' }\n  },\n  traceId: 'a',\n}\n")
+    assert "Node" in made.reason
+
+
+TEXT, USE = json.dumps([{"text": "Is it dry?"}]), {"toolUse": {"toolUseId": "t", "name": "is_dry", "input": {"bed": 4}}}
+SPANS: dict[str, tuple[Row, Row]] = {  # attributes, events
+    "a prompt and a completion whole": (
+        {
+            "gen_ai.prompt": json.dumps({"messages": [ASKED]}),
+            "gen_ai.completion": json.dumps({"choices": [{"message": SAID}]}),
+        },
+        {},
+    ),
+    "Bedrock's blocks": (
+        {
+            "gen_ai.prompt.0.role": "user",
+            "gen_ai.prompt.0.content": TEXT,
+            "gen_ai.completion.0.content": '[{"text": "Yes."}]',
+        },
+        {},
+    ),
+    "events with blocks": (
+        {},
+        {
+            "gen_ai.user.message": {"content": '[{"type": "text", "text": "Is it dry?"}]'},
+            "gen_ai.choice": {"message": json.dumps({"content": [{"type": "text", "text": "Yes."}]})},
+        },
+    ),
+    "events with a body": (
+        {},
+        {
+            "gen_ai.user.message": {"gen_ai.event.content": json.dumps(ASKED)},
+            "gen_ai.choice": {"gen_ai.event.content": json.dumps({"message": SAID, "index": 0})},
+        },
+    ),
+    "events of content": (
+        {},
+        {
+            "gen_ai.content.prompt": {"gen_ai.prompt": json.dumps([ASKED])},
+            "gen_ai.content.completion": {"gen_ai.completion": json.dumps([SAID])},
+        },
+    ),
+    "logfire": (
+        {"request_data": json.dumps({"messages": [ASKED]}), "response_data": json.dumps({"message": SAID})},
+        {},
+    ),
+    "OpenInference with texts": (
+        {"openinference.span.kind": "LLM", "input.value": "Is it dry?", "output.value": "Yes."},
+        {},
+    ),
+    "an agent without calls": (
+        {"openinference.span.kind": "AGENT", "input.value": "Is it dry?", "output.value": "Yes."},
+        {},
+    ),
+    "Vercel's older names": ({"ai.prompt.messages": json.dumps([ASKED]), "ai.result.text": "Yes."}, {}),
+    "MLflow's attributes": (
+        {
+            "mlflow.spanType": '"CHAT_MODEL"',
+            "mlflow.spanInputs": json.dumps({"messages": [ASKED]}),
+            "mlflow.spanOutputs": json.dumps({"choices": [{"message": SAID}]}),
+        },
+        {},
+    ),
+    "structured attributes": (
+        {
+            "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "Is it dry?"}]}],
+            "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "Yes."}]}],
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_spans_of_other_producers(name: str) -> None:
+    [made] = read(json.dumps(request(*SPANS[name])))
+    assert isinstance(made, Conversation), made
+    assert list(made.messages) == [ASKED, SAID]
+
+
+ANSWERED = {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "Yes."}
+REFUSED: dict[str, tuple[Row, str]] = {
+    "a picture among blocks": (
+        {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": '[{"type": "image", "source": {}}]', **ANSWERED},
+        "the type 'image'",
+    ),
+    "blocks that are cut off": ({"gen_ai.prompt.0.content": '[{"type": "text", "te', **ANSWERED}, "cut off"),
+    "messages that are cut off": ({"gen_ai.prompt": '[{"role": "user", "con', "gen_ai.completion": "Yes."}, "cut off"),
+    "tools that are cut off": ({"gen_ai.tool.definitions": '[{"type": "fun', **FLAT}, "cut off"),
+    "no content": ({"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}, "records no content"),
+    "redacted content": (
+        {
+            "llm.input_messages.0.message.role": "user",
+            "llm.input_messages.0.message.content": "__REDACTED__",
+            "llm.output_messages.0.message.role": "assistant",
+            "llm.output_messages.0.message.content": "__REDACTED__",
+        },
+        "__REDACTED__",
+    ),
+    "an answer alone": ({"gen_ai.output.messages": json.dumps([SAID])}, "without what was asked"),
+    "an answer that is none": (
+        {
+            "langfuse.observation.type": "generation",
+            "langfuse.observation.input": "Q",
+            "langfuse.observation.output": '{"a": 1}',
+        },
+        "its fields: a",
+    ),
+    "a response before that is missing": (
+        {
+            "openinference.span.kind": "LLM",
+            "input.value": json.dumps({"input": "And 5?", "previous_response_id": "resp_0"}),
+            "output.value": json.dumps({"output": [SAID]}),
+        },
+        "goes on from an earlier response",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused_with_its_reason(name: str) -> None:
+    fields, reason = REFUSED[name]
+    [made] = read(json.dumps(request(fields)))
+    assert isinstance(made, Unreadable), made
+    assert reason in made.reason
+
+
+def test_attributes_of_messages_that_no_reader_knows_are_counted() -> None:
+    made = read(json.dumps(request({"gen_ai.prompt.0.mood": "merry", **FLAT})))
+    assert [part.what for part in made if isinstance(part, PassedOver)] == [
+        "attributes gen_ai.prompt.N.mood, which no reader knows"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("consents", "agreed"),
+    [
+        ({"consent": "yes"}, True),
+        ({"ai.telemetry.metadata.consent": True}, True),
+        ({"metadata": '{"consent": true}'}, True),
+        ({"langfuse.trace.tags": ["consent"]}, True),
+        ({"consent": "yes", "metadata.consent": "no"}, False),
+        ({}, False),
+    ],
+)
+def test_consent_by_any_name_and_a_no_holds(consents: Row, agreed: bool) -> None:
+    fields = {name: text for name, text in FLAT.items() if name != "consent"}
+    [made] = [part for part in read(json.dumps(request(fields | consents))) if isinstance(part, Conversation)]
+    assert made.consent is agreed
+
+
+def test_an_agent_whose_tools_ran_outside_of_its_words_is_not_learnt() -> None:
+    agent = request({"openinference.span.kind": "AGENT", "input.value": "Is it dry?", "output.value": "Yes."})
+    tool = request({"openinference.span.kind": "TOOL", "input.value": "4"}, spanId="c" * 16)
+    made = read(f"{json.dumps(agent)}\n{json.dumps(tool)}\n")
+    assert all(isinstance(part, PassedOver) for part in made)
+    assert any("tools ran in it" in part.what for part in made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"), [("a query", "a document"), ('{"input": "a query"}', '{"output": "a document"}')]
+)
+def test_a_step_of_a_program_is_no_conversation(asked: str, answered: str) -> None:
+    [made] = read(
+        json.dumps(request({"openinference.span.kind": "CHAIN", "input.value": asked, "output.value": answered}))
+    )
+    assert isinstance(made, PassedOver)
+    assert "who said it" in made.what
+
+
+DECLARED = {"name": "is_dry", "description": "Dry?", "parameters": SCHEMA}
+IN_ANTHROPIC = {"name": "is_dry", "description": "Dry?", "input_schema": SCHEMA}
+BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after the system's words and the question
+    "Gemini": (
+        {
+            "request": {
+                "systemInstruction": {"parts": [{"text": "Be brief."}]},
+                "contents": [
+                    {"role": "user", "parts": [{"text": "Is it dry?"}]},
+                    {"role": "model", "parts": [{"functionCall": {"name": "is_dry", "args": {"bed": 4}}}]},
+                    {"role": "user", "parts": [{"functionResponse": {"name": "is_dry", "response": {"dry": True}}}]},
+                ],
+                "tools": [{"functionDeclarations": [DECLARED]}],
+            },
+            "response": {
+                "candidates": [
+                    {"content": {"role": "model", "parts": [{"text": "Hm", "thought": True}, {"text": "Yes."}]}}
+                ]
+            },
+        },
+        [
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": '{"dry": true}', "name": "is_dry"},
+            SAID | {"reasoning": "Hm"},
+        ],
+    ),
+    "Bedrock": (
+        {
+            "request": {
+                "system": [{"text": "Be brief."}],
+                "messages": [{"role": "user", "content": [{"text": "Is it dry?"}]}],
+                "toolConfig": {"tools": [{"toolSpec": {**DECLARED, "inputSchema": {"json": SCHEMA}}}]},
+            },
+            "response": {"output": {"message": {"role": "assistant", "content": [{"text": "Yes."}, USE]}}},
+        },
+        [SAID | {"tool_calls": [{"id": "t", **CALL}]}],
+    ),
+    "OpenAI's older functions": (
+        {
+            "messages": [
+                SYSTEM,
+                ASKED,
+                {"role": "assistant", "content": None, "function_call": {"name": "is_dry", "arguments": '{"bed": 4}'}},
+                {"role": "function", "name": "is_dry", "content": "dry"},
+                SAID,
+            ],
+            "functions": [DECLARED],
+        },
+        [
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "dry", "name": "is_dry"},
+            SAID,
+        ],
+    ),
+    "Anthropic's rows": (
+        {"system": [{"type": "text", "text": "Be brief."}], "messages": [ASKED, SAID], "tools": [IN_ANTHROPIC]},
+        [SAID],
+    ),
+    "tools beside a request": (
+        {"request": {"messages": [SYSTEM, ASKED]}, "response": {"message": SAID}, "tools": [TOOL]},
+        [SAID],
+    ),
+    "Responses": (
+        {
+            "request": {
+                "instructions": "Be brief.",
+                "input": "Is it dry?",
+                "tools": [{"type": "function", **DECLARED}],
+            },
+            "response": {
+                "output": [
+                    {"type": "message", "content": [{"type": "output_text", "text": "Yes."}], "role": "assistant"}
+                ]
+            },
+        },
+        [SAID],
+    ),
+    "prompts and completions": ({"prompt": [SYSTEM, ASKED], "completion": [SAID], "tools": [TOOL]}, [SAID]),
+    "ShareGPT": (
+        {
+            "conversations": [
+                {"from": "system", "value": "Be brief."},
+                {"from": "human", "value": "Is it dry?"},
+                {"from": "gpt", "value": "Yes."},
+            ],
+            "tools": [TOOL],
+        },
+        [SAID],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_other_dialects(name: str) -> None:
+    row, expected = BODIES[name]
+    [made] = openai_jsonl.read([json.dumps(row)], "f")
+    assert isinstance(made, Conversation), made
+    assert list(made.messages) == [SYSTEM, ASKED, *expected]
+    assert list(made.tools) == [TOOL]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "user", "content": "And this?", "images": ["aGk="]}, "with images"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": {"text": "x", "thumb": 1}, "parts": None, "attachments": [1]}, "attachments"),
+        (
+            {"role": "user", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            "a call in a message",
+        ),
+        ({"role": "assistant", "content": 5}, "no text but a int"),
+        ({"role": "tool", "content": [{"type": "image", "source": {}}]}, "'image'"),
+        ({"type": "item_reference", "id": "x"}, "item_reference"),
+        ({"role": "narrator", "content": "x"}, "the role 'narrator'"),
+    ],
+)
+def test_a_message_that_is_more_than_text_is_refused(message: Row, reason: str) -> None:
+    [made] = openai_jsonl.read([json.dumps({"messages": [ASKED, message, SAID]})], "f")
+    assert isinstance(made, Unreadable), made
+    assert reason in made.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"tool_calls": [{"id": "t", "type": "custom", "custom": {"name": "log", "input": "4 °C"}}]}, "4 °C"),
+        ({"invalid_tool_calls": [{"id": "t", "name": "log", "args": '{"a":', "error": "x"}]}, '{"a":'),
+        ({"tool_calls": [{"toolCallId": "t", "toolName": "log", "args": {"a": 1}}]}, {"a": 1}),
+    ],
+)
+def test_calls_in_other_forms(fields: Row, arguments: Any) -> None:
+    answer = {"role": "assistant", "content": "", **fields}
+    [made] = openai_jsonl.read([json.dumps({"messages": [ASKED, answer]})], "f")
+    assert isinstance(made, Conversation), made
+    function = {"name": "log", "arguments": arguments}
+    assert made.messages[1]["tool_calls"] == [{"id": "t", "type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": {"messages": [ASKED], "tools": [TOOL]}},
+        {"input": [ASKED, {"role": "tool", "content": TOOL}]},  # as LangChain's callback writes them
+        {"input": [ASKED], "toolDefinitions": {"is_dry": json.dumps({"description": "Dry?", "parameters": SCHEMA})}},
+    ],
+)
+def test_tools_in_langfuse(fields: Row) -> None:
+    [made] = langfuse_traces.read([{"id": "o", "traceId": "t", "type": "GENERATION", "output": SAID, **fields}], "f")
+    assert isinstance(made, Conversation), made
+    assert (list(made.messages), list(made.tools)) == ([ASKED, SAID], [TOOL])
+
+
+def test_what_no_conversation_holds_is_counted() -> None:
+    """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
+    answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
+    asked = {"messages": [{"role": "user", "content": "Which?"}], "tools": [{"type": "web_search"}]}
+    thoughts = {"type": "reasoning", "encrypted_content": "gAAA", "summary": []}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One."}]}
+    rows = [
+        {"request": asked, "response": {"choices": answers}},
+        {"request": {"input": "Which?"}, "response": {"output": [thoughts, said]}},
+        {"messages": [*asked["messages"], {"role": "assistant", "content": '{"choices": [1, 2]}'}]},
+    ]
+    counted = [
+        [part.what for part in openai_jsonl.read([json.dumps(row)], "rows") if isinstance(part, PassedOver)]
+        for row in rows
+    ]
+    further, tools = (
+        "further answers beside the first, which are not kept",
+        "tools that a provider runs, which are not kept",
+    )
+    assert counted == [[further, tools], ["reasoning that is encrypted, which are not kept"], []]
+    fields = {
+        "gen_ai.operation.name": "chat",
+        "input.value": json.dumps(asked),
+        "output.value": json.dumps({"choices": answers}),
+    }
+    assert spans.lost(fields) == {"further answers beside the first", "tools that a provider runs"}
+    numbered = {f"gen_ai.completion.{n}.content": "It." for n in range(2)}
+    assert spans.lost(numbered) == {"further answers beside the first"}

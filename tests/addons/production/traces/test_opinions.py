@@ -1,0 +1,44 @@
+"""What producers say about a conversation, in the forms that they have for it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from addons.production.traces.opinions import moment
+
+AT = "2026-03-01T12:00:00.500000Z"
+SECONDS = datetime.fromisoformat(AT).timestamp()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        AT,
+        "2026-03-01T13:00:00.5+01:00",
+        datetime(2026, 3, 1, 12, 0, 0, 500_000),
+        datetime(2026, 3, 1, 12, 0, 0, 500_000, UTC),
+        SECONDS,
+        int(SECONDS * 1000),
+        int(SECONDS * 10**6),
+        int(SECONDS * 10**9),
+        str(int(SECONDS * 10**9)),
+        str(SECONDS),
+    ],
+)
+def test_a_time_in_any_form_is_the_same_text(value: Any) -> None:
+    assert moment(value) == AT
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, "", "soon", -1, 0, [], {}),
+        *(10**24, 10**300, 10**400, 1e300, float("inf"), float("nan")),  # Unix times after 9999, or of no year at all
+        *("9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"),
+    ],
+)
+def test_what_is_no_time_or_outside_of_the_calendar_is_empty(value: Any) -> None:
+    assert moment(value) == ""
