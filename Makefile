@@ -199,8 +199,11 @@ test: dev  ## run make check and all tests (ARGS="-k name")
 	@echo "test: pytest"
 	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 $(ARGS)
 
-long: dev  ## more of what a shorter test of make test shows: other model families, vLLM as a judge, Ray Train
-	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m long $(ARGS)
+# Each part runs whether or not another fails. Like CHECK, BY_NIGHT does not name MAKE in a line of its own.
+BY_NIGHT = $(MAKE) --no-print-directory
+nightly: dev  ## what make test leaves out: tests/NIGHTLY.md, make faults, make fuzz; hours (ARGS="-k name": of the tests alone)
+	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
+	$(if $(ARGS),,$(BY_NIGHT) faults || failed=1; $(BY_NIGHT) fuzz || failed=1;) [ -z "$$failed" ]
 
 faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
 	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table

@@ -376,8 +376,8 @@ class Project:
         self.interrupted: subprocess.CompletedProcess[str]
         self.finished: subprocess.CompletedProcess[str]
 
-    def train(self) -> subprocess.CompletedProcess[str]:
-        return run(python("flows.train"), self.folder, seconds=600, PREFECT_API_URL=self.api)
+    def train(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        return run(python("flows.train"), self.folder, seconds=600, PREFECT_API_URL=self.api, **variables)
 
 
 @pytest.fixture(scope="session")

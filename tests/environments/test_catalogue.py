@@ -54,7 +54,7 @@ def rows_of(module: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(5_100)
 def test_the_whole_catalogue_is_in_order(tmp_path: Path) -> None:
     rows = rows_of("catalogue", tmp_path)
@@ -63,7 +63,7 @@ def test_the_whole_catalogue_is_in_order(tmp_path: Path) -> None:
     assert [row["name"] for row in rows if not row["ordered"]] == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(5_100)
 def test_servers_of_two_registries_answer_every_call(tmp_path: Path) -> None:
     rows = rows_of("mcp_servers", tmp_path)

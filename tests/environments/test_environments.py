@@ -99,7 +99,9 @@ class Task:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--task") or ["_template", *OWN, *tasks(agents=False), *PACKAGED]
+        by_night = [pytest.param(name, marks=pytest.mark.nightly) for name in sorted(LONG)]
+        shorter = [name for name in tasks(agents=False) if name not in LONG]
+        chosen = metafunc.config.getoption("--task") or ["_template", *OWN, *shorter, *PACKAGED, *by_night]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
 
 

@@ -19,7 +19,7 @@ from steps.sampling import players
 from tests.support import shop_database
 from tests.support.openai_server import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_ledger")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("own_ledger")]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -37,18 +37,35 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Written(NamedTuple):
+    """A copy of the project in which a new task and then a new agent was written."""
+
+    folder: Path
+    said: tuple[str, str]
+    added: tuple[set[Path], set[Path]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = copy_project(tmp_path_factory.mktemp("new"))
+    listings, said = [listing(folder)], []
+    for words in (["river_names"], ["river_agent", "--agent"]):
+        done = do(python("environments._new", *words), folder)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+        listings.append(listing(folder))
+    before, between, after = listings
+    return Written(folder, (said[0], said[1]), (between - before, after - between))
+
+
 @pytest.mark.slow
-def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
-    folder = copy_project(tmp_path)
-    before = listing(folder)
-    done = new_task(folder, "river_names")
-    assert done.returncode == 0, done.stderr
-    data = folder / "tasks_data" / "river_names"
-    written = [folder / "environments" / "river_names.py", data / "capitals.json", data / "rubric.md"]
-    written.append(folder / "tasks_data" / "river_names.yaml")
-    assert listing(folder) - before == {data, *written}
-    assert done.stdout.startswith("wrote " + ", ".join(str(path.relative_to(folder)) for path in written) + "\n")
-    preset = params.load(written[-1], params.Params)
+def test_a_new_task_is_whole(written: Written) -> None:
+    folder, data = written.folder, written.folder / "tasks_data" / "river_names"
+    files = [folder / "environments" / "river_names.py", data / "capitals.json", data / "rubric.md"]
+    files.append(folder / "tasks_data" / "river_names.yaml")
+    assert written.added[0] == {data, *files}
+    assert written.said[0].startswith("wrote " + ", ".join(str(path.relative_to(folder)) for path in files) + "\n")
+    preset = params.load(files[-1], params.Params)
     assert preset.task == "river_names"
     assert preset.policy.base_model == "tasks_data/general_policy"
     env = environments.load("_template")
@@ -59,30 +76,18 @@ def test_a_new_task_passes_what_every_task_must_pass(tmp_path: Path) -> None:
         ("test", preset.scenarios.test),
     ):
         assert len(env.scenarios(facts, cast(Split, split), count, preset.seed)) == count
-    rules = ("tests/environments/test_environments.py", "--task", "river_names")
-    for words in (
-        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *rules, "-k", "river_names"),
-        ("ruff", "check", "--no-cache", "environments/river_names.py"),
-        ("ruff", "format", "--check", "--no-cache", "environments/river_names.py"),
-    ):
-        checked = do(python(*words), folder)
-        assert checked.returncode == 0, checked.stdout
-        assert ("river_names has no gold player, which would bring" in checked.stdout) is (words[0] == "pytest")
     again = new_task(folder, "river_names")
     assert again.returncode == 2
     assert again.stderr == "the name river_names is taken: environments/river_names.py exists; choose another.\n"
 
 
 @pytest.mark.slow
-def test_a_new_agent_passes_its_own_test(tmp_path: Path) -> None:
-    folder = copy_project(tmp_path)
-    before = listing(folder)
-    done = do(python("environments._new", "river_agent", "--agent"), folder)
-    assert done.returncode == 0, done.stderr
-    data, test = folder / "tasks_data" / "river_agent", folder / "tests" / "environments" / "test_river_agent.py"
+def test_a_new_agent_is_whole(written: Written) -> None:
+    folder, data = written.folder, written.folder / "tasks_data" / "river_agent"
     files = {data / name for name in ("capitals.json", "rubric.md", "scenarios.jsonl")}
-    module, preset = folder / "environments" / "river_agent.py", data.with_suffix(".yaml")
-    assert listing(folder) - before == {data, *files, module, preset, test}
+    preset = data.with_suffix(".yaml")
+    test = folder / "tests" / "environments" / "test_river_agent.py"
+    assert written.added[1] == {data, *files, folder / "environments" / "river_agent.py", preset, test}
     settings = params.load(preset, params.Params)
     assert settings.task == "river_agent"
     env = environments.load("_agent_template")
@@ -90,17 +95,9 @@ def test_a_new_agent_passes_its_own_test(tmp_path: Path) -> None:
     for split in cast(tuple[Split, ...], ("train", "val", "test")):
         count = getattr(settings.scenarios, split)
         assert len(env.scenarios(scenarios, split, count, settings.seed)) == count
-    assert "check: make check-task NAME=river_agent" in done.stdout
+    assert "check: make check-task NAME=river_agent" in written.said[1]
     made = do(["make", "--dry-run", "check-task", "NAME=river_agent"], folder).stdout
     assert f"pytest -q tests/environments/test_environments.py {test.relative_to(folder)} --task" in made
-    rules = ("tests/environments/test_environments.py", "--task", "river_agent", "-k", "river_agent")
-    for words in (
-        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(test), *rules),
-        ("ruff", "check", "--no-cache", str(module), str(test)),
-        ("ruff", "format", "--check", "--no-cache", str(module), str(test)),
-    ):
-        checked = do(python(*words), folder)
-        assert checked.returncode == 0, checked.stdout
     again = do(python("environments._new", "river_agent", "--agent"), folder)
     assert again.stderr == "the name river_agent is taken: environments/river_agent.py exists; choose another.\n"
 
@@ -112,6 +109,20 @@ def test_a_new_task_has_fifty_lines_at_most_and_defines_what_it_must() -> None:
     methods = [node.name for node in env.body if isinstance(node, ast.FunctionDef)]
     assert methods == ["load", "scenarios", "look_up", "answer", "success"]
     assert len(text.splitlines()) <= 50
+
+
+@pytest.mark.slow
+def test_both_pass_what_every_task_must_pass_and_the_agent_its_own_test(written: Written) -> None:
+    code = ("environments/river_names.py", "environments/river_agent.py", "tests/environments/test_river_agent.py")
+    tests = ("tests/environments/test_environments.py", code[-1], "--task", "river_names", "--task", "river_agent")
+    for words in (
+        ("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *tests),
+        ("ruff", "check", "--no-cache", *code),
+        ("ruff", "format", "--check", "--no-cache", *code),
+    ):
+        checked = do(python(*words), written.folder)
+        assert checked.returncode == 0, checked.stdout
+        assert ("river_names has no gold player, which would bring" in checked.stdout) is (words[0] == "pytest")
 
 
 @pytest.mark.parametrize(

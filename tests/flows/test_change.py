@@ -263,7 +263,7 @@ def test_a_trials_end_waits_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> N
     assert registry.versions["2"].tags[live.LOOKS] == "0", "nor is it a look"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_real_processes_killed_at_random_moments() -> None:
     from tests.support import decision_kills
 

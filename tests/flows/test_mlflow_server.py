@@ -141,6 +141,7 @@ def test_clients_need_the_key_and_what_is_written_is_the_owners(
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.nightly  # tests/flows/test_ui.py starts and stops it with the others
 @pytest.mark.slow
 def test_make_mlflow_starts_it_alone_and_ends_well_by_ctrl_c(tmp_path: Path) -> None:
     log = tmp_path / "log"

@@ -1,4 +1,5 @@
-"""The temporary Prefect server of a run answers it, also where Prefect was imported before, and does not outlive it.
+"""The temporary Prefect server of a run answers it and nobody else, also where Prefect was imported before, and does not
+outlive it.
 
 The terminal does not show a failed run's traceback, because the command that ran it reports the error.
 """
@@ -6,9 +7,15 @@ The terminal does not show a failed run's traceback, because the command that ra
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -33,27 +40,53 @@ except ValueError:
     pass
 assert not prefect_server.has_ended()
 from prefect.server.api.server import SubprocessASGIServer
-server = SubprocessASGIServer().server_process
-print("process", server.pid, "of it", flush=True)
+server = SubprocessASGIServer()
+print("at", server.api_url, "process", server.server_process.pid, "of it", flush=True)
 time.sleep(600)
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_it_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    (tmp_path / "dvc.yaml").touch()
-    process = start([python()[0], "-c", PROGRAM], tmp_path, log, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1")
+class Run(NamedTuple):
+    """A process that has run a flow and waits, and its server."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    url: str
+    server: psutil.Process
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("run")
+    log = folder / "log"
+    (folder / "dvc.yaml").touch()
+    process = start([python()[0], "-c", PROGRAM], folder, log, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1")
     try:
         until = time.monotonic() + 200
         while " of it" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until
             time.sleep(0.2)
-        assert "Beginning flow run" in log.read_text()
-        assert "the command says that" not in log.read_text()
-        server = psutil.Process(int(log.read_text().rpartition("process ")[2].split()[0]))
-        os.kill(process.pid, signal.SIGKILL)
-        server.wait(30)
+        [(url, pid)] = re.findall(r"^at (\S+) process (\d+) of it$", log.read_text(), re.MULTILINE)
+        yield Run(process, log, url, psutil.Process(int(pid)))
     finally:
         end(process)
+
+
+@pytest.mark.parametrize("path", ["flows/filter", "admin/settings", "flow_runs/filter", "variables/"])
+def test_it_answers_nobody_else(own: Run, path: str) -> None:
+    """No key, and another site's page."""
+    headers = {"content-type": "application/json", "origin": "http://evil.example"}
+    body = None if path == "admin/settings" else b"{}"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{own.url}/{path}", body, headers), timeout=60)
+    assert (refused.value.code, refused.value.headers.get("access-control-allow-origin")) == (401, None)
+
+
+def test_it_ends_with_a_run_that_is_killed(own: Run) -> None:
+    """The last test of the file."""
+    assert "Beginning flow run" in own.log.read_text()
+    assert "the command says that" not in own.log.read_text()
+    os.kill(own.process.pid, signal.SIGKILL)
+    own.server.wait(30)

@@ -62,6 +62,7 @@ def test_the_flow_ends_well_and_says_what_is_next(project: Project) -> None:
     assert not [path for path in project.folder.glob("run/**/*") if ".tmp" in path.name]
 
 
+@pytest.mark.nightly
 def test_ask_plays_a_test_scenario_again_with_both_policies_and_the_same_tokens(project: Project) -> None:
     done = run(python("addons.production.ask", "--scenario", "2"), project.folder)
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,7 @@ def test_ask_plays_a_test_scenario_again_with_both_policies_and_the_same_tokens(
         assert f"({len(tested.turns)} turns, {tokens} sampled tokens, " in shown.partition("\nended: ")[2], done.stdout
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_update_of_one_through_dvc(project: Project, tmp_path: Path) -> None:
     """The command is the same: params.yaml alone says that two processes share the stage, each with half of the base."""
     from safetensors.numpy import load_file
@@ -209,7 +211,7 @@ def test_prefect_shows_the_run(project: Project) -> None:
 
 def test_again_runs_no_stage(project: Project) -> None:
     before = stamps(project.folder), lock(project.folder)
-    again = project.train()
+    again = project.train(FLYWHEEL_WORKER="off")  # which would import everything for no stage
     assert again.returncode == 0, again.stderr
     assert (stamps(project.folder), lock(project.folder)) == before
 
@@ -219,15 +221,18 @@ def test_dvc_says_up_to_date(project: Project) -> None:
     assert "up to date" in status.stdout, status.stdout + status.stderr
 
 
-def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(project: Project) -> None:
+@pytest.mark.parametrize("is_trained", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(project: Project, is_trained: bool) -> None:
     """By the rule's own opinion, told over HTTP: no group flips, and the updates are the rule's within rounding."""
     before, sampled = stamps(project.folder), lock(project.folder)
     with Server(Judge(ByRule("email_search", project.folder / "run/scenarios", -2.0, 2.0))) as server:
         score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
-        words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", "again", "--update")
-        process = run(words, project.folder, PREFECT_API_URL=project.api)
+        name, more = ("again", ["--update"]) if is_trained else ("judged", [])
+        words = python("flows.rescore", "--set", f"score={json.dumps(score)}", "--name", name, *more)
+        worker = "on" if is_trained else "off"  # judging alone needs no engine and no trainer
+        process = run(words, project.folder, PREFECT_API_URL=project.api, FLYWHEEL_WORKER=worker)
     assert process.returncode == 0, process.stderr
-    folder = project.folder / "run/rescored/again"
+    folder = project.folder / "run/rescored" / name
     rows = json.loads((folder / "comparison.json").read_text())
     assert [row["iteration"] for row in rows] == [1, 2]
     for row in rows:
@@ -236,6 +241,9 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
         assert (row["before"], row["after"], row["flipped"]) == ("rule", "ruler", {})
         assert row["trajectories"] == 24 - 4 * alike > 0
         assert row["tau"] > 0.99
+        if not is_trained:
+            assert not (folder / number / "adapter").exists()
+            continue
         first, again = (
             json.loads((path / number / "metrics.json").read_text()) for path in (folder.parents[1], folder)
         )
@@ -247,6 +255,18 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
+def test_an_iteration_that_is_made_again_has_the_same_hashes(project: Project, tmp_path: Path) -> None:
+    """Sampled, scored and trained on, in another folder."""
+    folder = shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
+    shutil.rmtree(folder / "run/001")
+    shutil.rmtree(folder / ".dvc/cache")
+    again = run(["dvc", "repro", "update@001"], folder, seconds=600)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert lock(folder) == lock(project.folder)
+    assert stop_workers(folder) == 1
+
+
+@pytest.mark.nightly
 def test_repro_from_nothing_gives_the_same_hashes(project: Project) -> None:
     before = lock(project.folder)
     shutil.rmtree(project.folder / ".dvc/cache")
@@ -258,7 +278,7 @@ def test_repro_from_nothing_gives_the_same_hashes(project: Project) -> None:
     assert stop_workers(project.folder) == 1
 
 
-@pytest.mark.long  # by the worker above; here each process imports all there is
+@pytest.mark.nightly  # by the worker above; here each process imports all there is
 def test_stages_in_processes_of_their_own_give_the_same_hashes(project: Project) -> None:
     """A rollout and an update."""
     before = lock(project.folder)
@@ -302,7 +322,7 @@ def test_a_missing_mailbox_is_a_sentence(fresh: Path, prefect_server: str) -> No
     kept = moved.read_bytes()
     moved.unlink()
     try:
-        process = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server)
+        process = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server, FLYWHEEL_WORKER="off")
     finally:
         moved.write_bytes(kept)
     assert process.returncode == 2
@@ -317,7 +337,9 @@ def test_a_base_model_that_cannot_be_loaded_is_a_sentence(fresh: Path, prefect_s
     kept = (fresh / "params.yaml").read_text()
     try:
         change_params(fresh, {"policy": {"base_model": "no/such-model"}})
-        process = run(python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1")
+        process = run(
+            python("flows.train"), fresh, PREFECT_API_URL=prefect_server, HF_HUB_OFFLINE="1", FLYWHEEL_WORKER="off"
+        )
     finally:
         (fresh / "params.yaml").write_text(kept)
     assert process.returncode == 2
@@ -352,6 +374,7 @@ def test_a_killed_flow_leaves_nothing_half_written(fresh: Path, prefect_server: 
     assert not (fresh / "run/000/evaluation").exists()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_on_a_terminal_ends_a_flow_with_a_server_of_its_own(fresh: Path) -> None:
     """It reaches the server, too, which has to live until it knows how the run ended."""
     log, until = fresh / ".flywheel/train.log", time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""`make ui` for real: MLflow, Prefect with its key, a worker; two deployed runs at a time, judged, made again."""
+"""`make ui` for real: MLflow, Prefect with its key, a worker; by night two deployed runs at a time, judged, made again."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def ui(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[str]]) ->
         server.end()
 
 
+@pytest.mark.nightly
 def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(ui: Ui) -> None:
     before = git(ui.folder, "status", "--porcelain"), git(ui.folder, "rev-parse", "HEAD")
     started = [ui.train("nightly"), ui.train("numbers", "multiplication")]
@@ -59,6 +60,7 @@ def test_two_runs_at_a_time_have_worktrees_of_their_own_and_are_kept_under_refs(
     assert f"127.0.0.1:{ui.mlflow}/#/experiments/" in shown["mlflow"]["data"]
 
 
+@pytest.mark.nightly
 def test_kept_runs_can_be_read(ui: Ui) -> None:
     """The worktree is gone; DVC's cache has the run."""
     page = f"http://127.0.0.1:{ui.view}"
@@ -76,6 +78,7 @@ def test_kept_runs_can_be_read(ui: Ui) -> None:
     assert "cache lacks" not in shown
 
 
+@pytest.mark.nightly
 def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
     versions = {
         (entry["parameters"]["settings"]["model"], entry["parameters"]["settings"]["version"]): ui.finished(entry["id"])
@@ -87,6 +90,7 @@ def test_every_new_challenger_is_judged_by_itself(ui: Ui) -> None:
     assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_turn_of_the_flywheel_without_anything_new_trains_nothing_and_says_so(ui: Ui) -> None:
     turn = ui.finished(ui.start("flywheel", task="email_search", name="turn", sources=[]))
     assert turn["state_type"] == "COMPLETED", turn["state"]
@@ -94,6 +98,7 @@ def test_a_turn_of_the_flywheel_without_anything_new_trains_nothing_and_says_so(
     assert list((ui.folder / ".flywheel/worktrees").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_says_why_and_notifies(ui: Ui, hook: tuple[str, list[str]]) -> None:
     failed = ui.finished(ui.start("train", task="email_search", name="bad", more={"rollout.attempts": "many"}))
     assert failed["state_type"] == "FAILED"
@@ -134,15 +139,24 @@ def test_prefect_asks_for_its_key_and_other_pages_are_not_let_in(ui: Ui) -> None
         assert answer.headers.get("access-control-allow-origin") in (None, f"http://127.0.0.1:{ui.prefect}")
 
 
-def test_mlflow_asks_for_its_key(ui: Ui) -> None:
-    """The runs of the other tests have logged through it, with the key that the worker has."""
+def experiments(ui: Ui, key: str) -> set[str]:
+    """By name, as MLflow's server lists them."""
     address = f"http://127.0.0.1:{ui.mlflow}/api/2.0/mlflow/experiments/search?max_results=9"
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(address, timeout=30)
-    password = b64encode(f"flywheel:{ui.mlflow_key}".encode()).decode()
-    request = urllib.request.Request(address, headers={"Authorization": f"Basic {password}"})
+    password = b64encode(f"flywheel:{key}".encode()).decode()
+    request = urllib.request.Request(address, headers={"Authorization": f"Basic {password}"} if key else {})
     with urllib.request.urlopen(request, timeout=30) as answer:
-        assert {"email_search", "multiplication"} <= {entry["name"] for entry in json.load(answer)["experiments"]}
+        return {entry["name"] for entry in json.load(answer)["experiments"]}
+
+
+@pytest.mark.nightly
+def test_runs_log_through_mlflows_server_with_the_key_that_the_worker_has(ui: Ui) -> None:
+    assert {"email_search", "multiplication"} <= experiments(ui, ui.mlflow_key)
+
+
+def test_mlflow_asks_for_its_key(ui: Ui) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        experiments(ui, "")
+    assert "Default" in experiments(ui, ui.mlflow_key)
     assert ui.mlflow_key not in ui.log.read_text()
 
 
@@ -164,7 +178,7 @@ def test_servers_have_no_keys_of_others_and_files_are_the_owners(ui: Ui) -> None
     assert open_to_others == []
 
 
-@pytest.mark.long  # tests/flows/test_deploy.py asks the same of a stand-in
+@pytest.mark.nightly  # tests/flows/test_deploy.py asks the same of a stand-in
 def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     deployment = ui.deployment("train")
     for cron in ("0 2 * * *", "0 2 * * *", "0 6 * * 1"):
@@ -177,7 +191,7 @@ def test_starting_again_leaves_the_schedules_as_they_were_set(ui: Ui) -> None:
     assert sorted(crons) == ["0 2 * * *", "0 6 * * 1"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_beside_another_is_what_it_is_alone(ui: Ui) -> None:
     process = run(python("flows.reproduce", "nightly", "--json"), ui.folder, seconds=600)
     assert process.returncode == 0, process.stderr[-3000:]

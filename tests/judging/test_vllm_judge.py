@@ -19,7 +19,7 @@ from steps.core.records import Judgement, Reward, read_records
 from tests.conftest import ROOT, end, free_port, python, start
 from tests.support.judged import Stage, group
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 GROUPS = 200
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, python, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-SHORT = "qwen3"  # the family of `make test`; `make long` takes all
+SHORT = "qwen3"  # the family of `make test`; `make nightly` takes all
 LAYERS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 
 
@@ -27,8 +27,8 @@ PARSERS = {
 
 
 def parameters(*names: str) -> list[Any]:
-    """These families as parameters of a test: all but one are long."""
-    return [name if name == SHORT else pytest.param(name, marks=pytest.mark.long) for name in names]
+    """These families as parameters of a test: all but one are nightly."""
+    return [name if name == SHORT else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.fixture(scope="module")

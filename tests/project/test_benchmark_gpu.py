@@ -36,6 +36,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("one_thread")
 def test_every_step_runs_at_toy_size() -> None:
@@ -178,7 +179,7 @@ def test_a_step_that_would_be_cut_is_not_begun() -> None:
 
 
 def test_steps_after_the_time_for_all_are_said() -> None:
-    rows = list(check.supervise({"slow": 12.0, "good": 30.0}, [sys.executable, "-c", WORKER], minutes=11 / 60))
+    rows = list(check.supervise({"slow": 4.0, "good": 30.0}, [sys.executable, "-c", WORKER], minutes=3 / 60))
     assert rows[-2:] == [
         {"step": "slow", "error": "the time for all steps is over"},
         {"step": "good", "not_begun": "0 s left, and it may take 30 s"},
@@ -283,7 +284,7 @@ def test_without_a_gpu_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_iterations_at_toy_size(tmp_path: Path) -> None:
     """In one process: a warm engine samples the same, and an engine with a stale adapter is noticed."""
     done = subprocess.run(

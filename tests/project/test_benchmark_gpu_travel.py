@@ -40,16 +40,19 @@ def rows(tree: Path, *words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_gpu_check_runs_on_what_travels(tree: Path) -> None:
+@pytest.mark.parametrize(
+    "steps", [["environment"], pytest.param(["environment", "drift"], marks=pytest.mark.nightly)], ids=len
+)
+def test_gpu_check_runs_on_what_travels(tree: Path, steps: list[str]) -> None:
     """In the worker, which has no time limits: a busy machine fails no step."""
-    written = rows(tree, "benchmarks.gpu", "--worker", "--toy", "--steps", "environment", "drift")
-    assert [row["end"] for row in written if "end" in row] == ["environment", "drift"]
+    written = rows(tree, "benchmarks.gpu", "--worker", "--toy", "--steps", *steps)
+    assert [row["end"] for row in written if "end" in row] == steps
     assert all(0 < row["kl"] < row["max_sampler_kl"] for row in written if row.get("step") == "drift")
     assert [row for row in written if "error" in row] == []
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_gpu_train_runs_on_what_travels(tree: Path) -> None:
     """json_records, with an engine that compiles nothing."""
     words = ("--toy", "--once", "--eager", "--task", "json_records")

@@ -27,7 +27,7 @@ def measured(folder: Path, *words: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1]))
 
 
-@pytest.mark.long  # the short form is the sampler's check of the next test
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
 def test_sampler_and_trainer_see_the_same(family: str, tmp_path: Path) -> None:
     found = measured(tmp_path, family)

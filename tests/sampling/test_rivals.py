@@ -292,7 +292,7 @@ def check(folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long  # seats and turns are tested above; this is that the engine takes two adapters
+@pytest.mark.nightly  # seats and turns are tested above; this is that the engine takes two adapters
 def test_self_play_on_the_real_engine(tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
     text = f"from tests.sampling import test_rivals as t; t.check({os.fspath(tmp_path)!r})"

@@ -5,8 +5,6 @@ Each server is its real ASGI application; behind the guards of vLLM and MLflow s
 
 from __future__ import annotations
 
-import json
-import re
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +27,6 @@ from addons.production.serving.uploads import Uploads
 from flows.deployment import mlflow_server
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from tests.conftest import ROOT, python, run
 from viewer.app import application
 
 KEY = "the-right-key"
@@ -275,38 +272,3 @@ def test_the_viewer_opens_no_other_folder(tmp_path: Path, run_name: str) -> None
             assert answer.status_code in (200, 400, 404)
             assert "root:x" not in answer.text
             assert "<script>" not in answer.text
-
-
-# --- Prefect's temporary server of a run
-
-
-OWN_SERVER = """
-import json, urllib.error, urllib.request
-from flows.terminal import prefect_server
-prefect_server.use()
-from prefect import flow
-@flow
-def work():
-    return 1
-assert work() == 1
-from prefect.server.api.server import SubprocessASGIServer
-address, answers = SubprocessASGIServer().api_url, {}
-for path, body in (("flows/filter", b"{}"), ("admin/settings", None), ("flow_runs/filter", b"{}"), ("variables/", b"{}")):
-    headers = {"content-type": "application/json", "origin": "http://evil.example"}
-    try:
-        answer = urllib.request.urlopen(urllib.request.Request(f"{address}/{path}", body, headers))
-    except urllib.error.HTTPError as problem:
-        answer = problem
-    answers[path] = [answer.code, answer.headers.get("access-control-allow-origin")]
-print("answers", json.dumps(answers))
-"""
-
-
-@pytest.mark.timeout(300)
-def test_a_runs_own_prefect_server_answers_nobody_else(tmp_path: Path) -> None:
-    command = [python()[0], "-c", OWN_SERVER]
-    done = run(command, tmp_path, PYTHONPATH=str(ROOT), OMP_WAIT_POLICY="passive")
-    [answers] = re.findall(r"^answers (.*)$", done.stdout, re.MULTILINE) or [done.stderr]
-    assert json.loads(answers) == {
-        path: [401, None] for path in ("flows/filter", "admin/settings", "flow_runs/filter", "variables/")
-    }

@@ -245,7 +245,7 @@ def check(folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long  # each task alone meets the real engine in make test, and the mixture a stand-in
+@pytest.mark.nightly  # each task alone meets the real engine in make test, and the mixture a stand-in
 def test_a_batch_of_both_with_the_real_engine(tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
     words = f"from tests.stages import test_mixed_tasks as t; t.check({os.fspath(tmp_path)!r})"

@@ -21,7 +21,7 @@ from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support import tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 QUESTIONS = ("What is the capital of France?", "What is 3 * 4?", "Write the name Grace as JSON with the key name.")
 TOKENS = 12
 

@@ -659,7 +659,7 @@ def below(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_processes_make_the_update_of_one(batch: Batch) -> None:
     """Some steps have one trajectory with a gradient or none at all, and so nothing for one of the two or for both. With a
     sharded base the same, and bit for bit: each process then passes as often through the model as the other.

@@ -30,6 +30,7 @@ from steps.project.chain import read_chain
 from steps.project.git import git_state
 from steps.project.lock import read_lock
 from steps.project.store import MANY_RUNS, explained, make_store, plan_for_many_runs
+from steps.tracking.__main__ import main as by_hand
 from steps.tracking.measured import MeasuredRun
 from steps.tracking.system_metrics import Sample
 from steps.tracking.tracker import MlflowTracker
@@ -662,11 +663,16 @@ def test_by_hand(project: Project) -> None:
     first = command(project.root)
     assert (first.returncode, first.stderr) == (0, "")
     assert "logged: 001, 002; in MLflow now: 001, 002\n" in first.stdout
-    shutil.rmtree(project.root / "run/002")
+
+
+def test_by_hand_without_parameters_is_a_sentence(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project.root / "params.yaml").unlink()
-    second = command(project.root)
-    assert (second.returncode, second.stdout) == (2, "")
-    assert "params.yaml does not exist" in second.stderr
+    monkeypatch.chdir(project.root)
+    assert by_hand([]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "params.yaml does not exist" in said.err) == ("", True)
 
 
 @pytest.mark.slow

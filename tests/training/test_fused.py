@@ -44,7 +44,7 @@ def calls(tokens: int) -> list[tuple[Callable[..., Any], tuple[Any, ...]]]:
     ]
 
 
-@pytest.mark.long  # a minute of compilers
+@pytest.mark.nightly  # a minute of compilers
 def test_compiled_functions_are_themselves_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for the CPU, each at most twice: with a norm and without, with the slope of logprobs and without."""
     import torch

@@ -52,7 +52,7 @@ def test_an_option_is_trls(against: against_trl.Side, batches: list[against_trl.
         assert against_trl.metric_gap(both) < 1e-4
 
 
-@pytest.mark.long  # an hour
+@pytest.mark.nightly  # an hour
 @pytest.mark.timeout(9000)
 def test_options_are_trls_on_a_hundred_batches(against: against_trl.Side) -> None:
     for seed in range(100):

@@ -90,7 +90,7 @@ def make(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.long  # two engines: a minute
+@pytest.mark.nightly  # two engines: a minute
 @pytest.mark.timeout(900)
 def test_an_update_with_the_engines_tensors_is_the_same(tmp_path: Path) -> None:
     """In processes of their own: each has one engine. Gradients, bit for bit, and the tokens that follow."""

@@ -21,7 +21,7 @@ ASIDE = {"opencode": Counter({"sub_agent": EPISODES})}
 CALLS = {"opencode": 6}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", HARNESSES)
 def test_sessions_are_whole_rows_and_nothing_is_refused(

@@ -54,6 +54,7 @@ def played(tmp_path: Path, policy: Policy = POLICY) -> list[Trajectory]:
     return play(Job(policy, LIMITS, adapter, Multiplication, attempts, "001", 7, None, tmp_path / "none"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_episode_is_there_once_whatever_becomes_of_engines(orders: Path, tmp_path: Path) -> None:
     take_measurements()
@@ -74,6 +75,7 @@ def test_each_episode_is_there_once_whatever_becomes_of_engines(orders: Path, tm
         raycluster.connect("auto")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_ends_the_stage(orders: Path, tmp_path: Path) -> None:
     cluster.end()

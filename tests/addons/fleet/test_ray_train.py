@@ -123,7 +123,7 @@ def local_ray() -> Iterator[None]:
     raycluster.disconnect()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_workers_of_ray_train_make_the_update_of_one_process(batch: Batch, local_ray: None) -> None:
     """Gradients (in Adam's moments) and adapters. `python -m tests.support.ray_update` does it on two nodes, and kills
     workers."""

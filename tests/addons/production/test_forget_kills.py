@@ -59,11 +59,13 @@ def begun(project: Path, command: str) -> None:
         kills.capture(project, 3)
 
 
-def test_a_kill_in_the_middle_of_a_deletion_is_mended_by_the_next_start(project: Path) -> None:
-    begun(project, "forget")
-    assert killed(project, "forget", 3) == -signal.SIGKILL
+@pytest.mark.parametrize("command", ["forget", "ingest"])
+def test_a_kill_in_the_middle_is_mended_by_the_next_start(project: Path, command: str) -> None:
+    begun(project, command)
+    assert killed(project, command, 3) == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["forget", "ingest"])
 def test_a_kill_before_each_change_is_mended_by_the_next_start(project: Path, command: str) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from addons.production import forget, ingest
-from addons.production.traces import files, unchanged
+from addons.production import forget, forgetting, ingest
+from addons.production.traces import files, sources, unchanged
 from addons.production.traces.records import key_of
 from flows.repro.parameters import set_params
+from steps.core import params
 from steps.core.errors import UserError
 from steps.data.ingested import INGESTED
 from tests.project.test_readme import commands
@@ -38,7 +39,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(root)
+    for module in (sources, forgetting):
+        monkeypatch.setattr(module, "load_task", load_once)
     return root
+
+
+TASKS: dict[str, sources.Task] = {}
+load_task = sources.load_task
+
+
+def load_once(root: Path, settings: params.Params) -> sources.Task:
+    """The task, whose scenarios are drawn once for all tests with the same settings."""
+    key = settings.model_dump_json()
+    if key not in TASKS:
+        TASKS[key] = load_task(root, settings)
+    return TASKS[key]
 
 
 def run(root: Path, *words: str, consented: bool = False) -> Any:

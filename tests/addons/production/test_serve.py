@@ -1,4 +1,4 @@
-"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; vLLM swaps adapters.
+"""Export and serve, from a real registry: PEFT folder, merged weights, a stand-in for the hub; by night vLLM swaps adapters.
 
 Stock PEFT and vLLM's stock OpenAI server, which addons.production.serve starts, answer with the tokens of the evaluation.
 """
@@ -166,11 +166,15 @@ def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, t
     assert all(key == "Bearer hf_planted_secret" for _, key, _ in Hub.calls)
     asked = json.loads(Hub.calls[0][2])
     assert asked.get("private") is True or asked.get("visibility") == "private", asked
-    without = {name: value for name, value in known.items() if name != "HF_TOKEN"}
-    words[4] = str(tmp_path / "again")
-    done = subprocess.run(words, cwd=published, env=without, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, "HF_TOKEN is not set" in done.stderr) == (2, True)
-    assert not (tmp_path / "again").exists(), "nothing is written first"
+
+
+def test_a_push_without_a_token_writes_nothing(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert export.main(["--to", str(tmp_path / "again"), "--push", "me/agent"]) == 2
+    assert "HF_TOKEN is not set" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
 
 
 def evaluated_turns(folder: Path) -> list[Turn]:
@@ -225,11 +229,13 @@ def served(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         (published / "params.yaml").write_text(settings)
 
 
+@pytest.mark.nightly
 def test_the_engine_does_not_take_half_of_the_memory(published: Path, served: Served) -> None:
     log = (published / ".flywheel/serve.log").read_text()
     assert re.search(r"Explicitly set \(1\.0/[\d.]+\) GiB for KV cache", log), log[-2000:]
 
 
+@pytest.mark.nightly
 def test_vllms_stock_server_answers_alike(published: Path, served: Served) -> None:
     model = params.load(published / "params.yaml", params.RegisterParams).model
     registry = read_registry(published, model)
@@ -267,6 +273,7 @@ def status(served: Served, method: str, path: str, body: Any, **headers: str) ->
         return problem.code
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "path", "body"), PROBES)
 def test_the_real_server_is_guarded(served: Served, method: str, path: str, body: Any) -> None:
     key = {"Authorization": f"Bearer {served.token}"}
@@ -276,6 +283,7 @@ def test_the_real_server_is_guarded(served: Served, method: str, path: str, body
     assert status(served, "GET", "/health", None, Host="evil.example") == 200
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Served, stream: bool) -> None:
     store = Store(published / ".flywheel/capture")
@@ -306,6 +314,7 @@ def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Se
     assert call["metadata"] == {"owner": "me"}
 
 
+@pytest.mark.nightly
 def test_the_served_champion_plays_an_episode(published: Path, served: Served) -> None:
     done = run(python("addons.production.ask", "--port", str(served.port), "--scenario", "2"), published)
     assert done.returncode == 0, done.stderr
@@ -315,6 +324,7 @@ def test_the_served_champion_plays_an_episode(published: Path, served: Served) -
     assert "ended: the environment said that it is done" in done.stdout, done.stdout
 
 
+@pytest.mark.nightly
 def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published: Path, served: Served) -> None:
     name = params.load(published / "params.yaml", params.RegisterParams).model
     registry = read_registry(published, name)
@@ -363,6 +373,7 @@ def test_a_version_on_trial_gets_its_share_and_people_make_it_champion(published
     wait_for(f"now serving version {champion} in place of {other}")
 
 
+@pytest.mark.nightly
 def test_the_server_follows_the_alias_without_a_restart(published: Path, served: Served) -> None:
     process, port, token, log = served
     known = params.load(published / "params.yaml", params.RegisterParams)

@@ -214,7 +214,7 @@ def test_a_conversation_has_the_same_tokens_everywhere_or_is_refused(name: str) 
     assert seen["same"] >= 8, seen
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_500_conversations_for_each_family() -> None:
     seen = {name: outcomes(name, range(500)) for name in (*FAMILIES, *OWN)}

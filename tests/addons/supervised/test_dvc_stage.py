@@ -20,6 +20,7 @@ OUT = Path("tasks_data/multiplication/more.jsonl")
 STAGE = "generated/multiplication/dvc.yaml:more"
 
 
+@pytest.mark.nightly
 def test_the_stage_writes_the_same_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -191,7 +191,7 @@ def test_the_loss_is_the_mean_over_learnt_tokens_whatever_the_padding(model: Any
     assert together == pytest.approx(sum(apart) / (sum(short[1]) + sum(long[1])), rel=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_building_it_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     """The whole build, with few steps: two processes, the same hashes."""
     made = []

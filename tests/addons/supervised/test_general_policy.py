@@ -147,7 +147,7 @@ def test_episodes_beside_each_other_do_not_see_each_other(model: Any, tokenizer:
 
 
 @pytest.mark.slow
-@pytest.mark.long  # half a minute; the embedded policy's test shows the same of the code that both share
+@pytest.mark.nightly  # half a minute; the embedded policy's test shows the same of the code that both share
 def test_building_it_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     """The whole build, with few steps: two processes, the same hashes."""
     made = []

@@ -82,29 +82,27 @@ def check_rows(adapter: Path) -> None:
 
 def check_storm(adapter: Path) -> None:
     """The short form of `python -m tests.support.storm`."""
-    from addons.agents.gateway import play
-
-    play._gateways[0].stop_clients()
-    del os.environ["JITTER"]
     for name, kills in (("langgraph_react", 1), ("raw_events", 0)):
         row = storm.play_storm(name, adapter, 6, kills, SEED, "free", True, within=1.0)
         assert storm.is_right(row), row
         assert row["turns"] > 6
 
 
-def test_batches_with_the_real_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", ["rows", pytest.param("storm", marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("one_thread")
+def test_batches_with_the_real_engine(check: str, tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
-    words = "from tests.addons.agents.gateway import test_play as t; from pathlib import Path; "
-    words += f"t.check({os.fspath(tmp_path)!r})"
+    from steps.training.grpo import Trainer
+
+    Trainer(Policy(base_model=str(ROOT / Policy().base_model)), seed=SEED).save_adapter(tmp_path / "adapter")
+    words = f"from tests.addons.agents.gateway import test_play as t; t.checked({check!r}, {os.fspath(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
 
 
-def check(folder: str) -> None:
+def checked(check: str, folder: str) -> None:
     """Journals and logs go to this folder."""
-    adapter = storm.fresh_adapter(Path(folder))
     (Path(folder) / "tasks_data").symlink_to(ROOT / "tasks_data")
     os.chdir(folder)
     os.environ["PYTHONPATH"] = os.fspath(ROOT)
-    check_rows(adapter)
-    check_storm(adapter)
+    {"rows": check_rows, "storm": check_storm}[check](Path(folder) / "adapter")
