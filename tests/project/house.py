@@ -59,7 +59,7 @@ def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
 
 def settings() -> int:
     """The fields of params.yaml that hold a value and no section; those of a section that stands at several places once."""
-    kinds = {Params, *sections_in_all(Params)}
+    kinds: set[type[BaseModel]] = {Params, *sections_in_all(Params)}
     return sum(not list(sections_in(field.annotation)) for kind in kinds for field in kind.model_fields.values())
 
 

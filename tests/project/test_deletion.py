@@ -144,6 +144,6 @@ def test_sampling_works_without_it(name: str, tmp_path: Path) -> None:
     needed = "from environments import load\nfrom steps.core.params import Policy, Rollout\n"
     needed += "from steps.sampling.job import Job\nfrom steps.sampling.play import play\n"
     assert f"UserError: {sentence}" in run([sys.executable, "-c", needed + asked], folder).stderr
-    words = ["-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not slow and not long", *TESTS]
+    words = ["-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not slow and not nightly", *TESTS]
     tested = run([sys.executable, *words], folder, seconds=900)
     assert tested.returncode == 0, tested.stdout[-4000:]

@@ -214,9 +214,8 @@ def loads_environments(file: str) -> bool:
 def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the stage code makes for params.yaml's defaults."""
     folder = tmp_path_factory.mktemp("code") / "code"
-    names = ("steps", "environments", "addons")
     chosen = params.CodeParams(task="email_search", policy=Params().policy, update=Params().update)
-    code(*(ROOT / name for name in names), folder, chosen)
+    code(ROOT / "steps", ROOT / "environments", ROOT / "addons", folder, chosen)
     return folder
 
 

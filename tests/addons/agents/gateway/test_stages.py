@@ -40,20 +40,13 @@ def test_a_policy_that_sees_none_is_refused_before_it_samples() -> None:
         play(job())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("family", "groups", "attempts"),
-    [
-        ("qwen2.5-vl", 2, 2),
-        pytest.param("qwen2.5-vl", 5, 4, marks=pytest.mark.long),
-        pytest.param("qwen3-vl", 5, 4, marks=pytest.mark.long),
-    ],
-)
-def test_episodes_of_an_agent_pass_the_stages(family: str, groups: int, attempts: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
+def test_episodes_of_an_agent_pass_the_stages(family: str, tmp_path: Path) -> None:
     """Pictures of scenarios.jsonl and of the agent's own, through the gateway: each trajectory is one row."""
-    found = measured(tmp_path, family, "--stages", str(groups), str(attempts))
-    check_stages(found, groups * attempts)
+    found = measured(tmp_path, family, "--stages", "5", "4")
+    check_stages(found, 20)
 
 
 def check_stages(found: dict[str, Any], episodes: int) -> None:
