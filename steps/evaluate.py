@@ -92,13 +92,13 @@ def evaluate(
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
             rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
-            results["held_out"], compared = pairs.judged(
-                env, data, held_out, played, judge, rubric, against, rival, split, by_rule=True
-            )
+            other = pairs.Rival(against, rival, split, by_rule=True)
+            results["held_out"], compared = pairs.judged(env, data, held_out, played, judge, rubric, other)
     else:
         settings = pairs.settings_of(params.score, "the attempts have no reward", params.evaluate.judge)
         rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
-        judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, against, rival, split)
+        other = pairs.Rival(against, rival, split)
+        judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, other)
         rewards = [pairs.unscored(reward, pair, rival) for reward, pair in zip(rewards, compared, strict=True)]
         scores = [pair.score for pair in compared]
         results = {"success": None, "ci95": None, "reward": None, "slices": by_kind(held_out, scores), "judged": judged}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments._numbers import REASON
 from steps.core.errors import UserError
@@ -83,6 +83,15 @@ def rival_of(against: Path | None, adapter_hash: str | None = None) -> Path | No
     return None
 
 
+class Rival(NamedTuple):
+    """The evaluation with whose attempts others are compared."""
+
+    against: Path | None  # its folder, or the base.json that names its policy
+    name: str  # of its policy, in words
+    split: str
+    by_rule: bool = False  # both evaluations have success by a rule
+
+
 def judged(
     env: type[Env],
     data: Any,
@@ -90,15 +99,11 @@ def judged(
     played: Sequence[Trajectory],
     settings: Ruler,
     rubric: str,
-    against: Path | None,
-    rival: str,
-    split: str,
-    by_rule: bool = False,
+    rival: Rival,
 ) -> tuple[Judged, list[Pair]]:
     """Compare attempts at N scenarios with those of another evaluation; the result, and a pair for each scenario.
 
-    `rival` names the other policy in words; `by_rule`: both evaluations have success by a rule. UserError where the two are
-    not of the same scenarios, or only one has it.
+    UserError where the two are not of the same scenarios, or only one has success by a rule.
     """
     import numpy as np
 
@@ -107,14 +112,14 @@ def judged(
     from steps.registry import paired
 
     own = played[0].adapter_hash
-    folder = rival_of(against, own)
+    folder = rival_of(rival.against, own)
     groups, ids = alike.groups_of(env, scenarios, data), [scenario.id for scenario in scenarios]
-    others = [] if folder is None else read_rival(folder, scenarios, split, by_rule)
+    others = [] if folder is None else read_rival(folder, scenarios, rival.split, rival.by_rule)
     judge = f"{settings.endpoint.model} {ruler.identity(settings.of_pairs(), rubric.strip() or ruler.RUBRIC)}"
     if folder is None or others[0].adapter_hash == own:
         pairs = [Pair(scenario_id=scenario.id, score=0.5, reason="the policy itself") for scenario in scenarios]
         none = {"disagreements": 0, "unjudged": 0, "wins": 0, "ties": len(pairs), "losses": 0}
-        named = {"rival": rival, "rival_hash": own, "judge": judge, "clusters": groups.count(ids)}
+        named = {"rival": rival.name, "rival_hash": own, "judge": judge, "clusters": groups.count(ids)}
         return Judged(**named, share=0.5, ci95=(0.5, 0.5), **none), pairs
     pairs = compare(env, scenarios, played, others, settings, rubric)
     score_N = np.array([pair.score for pair in pairs])
@@ -122,7 +127,7 @@ def judged(
     ties = [pair.reason for pair in pairs if pair.score == 0.5]
     measured = report.report([pair.judgement for pair in pairs if pair.judgement is not None], [])
     result = Judged(
-        rival=rival,
+        rival=rival.name,
         rival_hash=others[0].adapter_hash,
         judge=judge,
         share=share,

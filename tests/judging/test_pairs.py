@@ -76,12 +76,11 @@ def test_wins_losses_and_ties(tmp_path: Path) -> None:
             played(own, "c"),
             settings(server, judge.model, 1.0),
             "",
-            against,
-            "base policy",
+            pairs.Rival(against, "base policy", "test"),
         )
-        result, found = pairs.judged(*call, "test")
+        result, found = pairs.judged(*call)
         calls = server.calls
-        again = pairs.judged(*call, "test")
+        again = pairs.judged(*call)
         assert server.calls == calls, "the same attempts are not judged again"
     assert again[1] == found
     assert [pair.score for pair in found] == [1, 1, 1, 1, 1, 0, 0, 0.5, 0, 0, 1, 0.5]
@@ -122,7 +121,7 @@ def test_a_judge_that_prefers_the_first_place_decides_nothing(tmp_path: Path) ->
     with Server(judge) as server:
         options = settings(server, judge.model)
         result, found = pairs.judged(
-            Ruleless, None, SCENARIOS, played([0.8] * N, "c"), options, "", against, "base policy", "test"
+            Ruleless, None, SCENARIOS, played([0.8] * N, "c"), options, "", pairs.Rival(against, "base policy", "test")
         )
     assert {(pair.score, pair.reason) for pair in found} == {(0.5, "the orders disagree")}
     assert (result.share, result.disagreements) == (0.5, N)
@@ -163,7 +162,15 @@ def test_answers_that_cannot_be_used_are_ties_and_counted(tmp_path: Path) -> Non
     with Server(judge, judge.fail) as server:
         options = settings(server, judge.model)
         options = options.model_copy(update={"endpoint": options.endpoint.model_copy(update={"timeout_seconds": 1})})
-        call = (Ruleless, None, SCENARIOS, played([0.8] * N, "c"), options, "", against, "base policy", "test")
+        call = (
+            Ruleless,
+            None,
+            SCENARIOS,
+            played([0.8] * N, "c"),
+            options,
+            "",
+            pairs.Rival(against, "base policy", "test"),
+        )
         result, found = pairs.judged(*call)
     assert result.unjudged == sum(pair.reason.startswith("not judged") for pair in found) > 0
     assert result.wins == N - result.unjudged
@@ -175,7 +182,9 @@ def test_the_base_policy_itself_asks_nobody(tmp_path: Path) -> None:
     (tmp_path / "base.json").write_text('{"adapter_hash": "b"}')
     own = played([0.5] * N, "b")
     for against in (tmp_path / "base.json", stored(tmp_path / "evaluation", own)):
-        result, found = pairs.judged(Ruleless, None, SCENARIOS, own, options, "", against, "base policy", "test")
+        result, found = pairs.judged(
+            Ruleless, None, SCENARIOS, own, options, "", pairs.Rival(against, "base policy", "test")
+        )
         assert (result.share, result.ci95, result.ties) == (0.5, (0.5, 0.5), N)
         assert {pair.judgement for pair in found} == {None}
     with pytest.raises(UserError, match="names b as the base policy, and this is c"):
@@ -186,9 +195,7 @@ def test_the_base_policy_itself_asks_nobody(tmp_path: Path) -> None:
             played([0.5] * N, "c"),
             options,
             "",
-            tmp_path / "base.json",
-            "base policy",
-            "test",
+            pairs.Rival(tmp_path / "base.json", "base policy", "test"),
         )
 
 
@@ -197,7 +204,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     own, other = played([0.5] * N, "c"), played([0.4] * N, "b")
 
     def compared(against: Path | None) -> None:
-        pairs.judged(Ruleless, None, SCENARIOS, own, options, "", against, "base policy", "test")
+        pairs.judged(Ruleless, None, SCENARIOS, own, options, "", pairs.Rival(against, "base policy", "test"))
 
     with pytest.raises(UserError, match="name its evaluation of the same split with --against"):
         compared(None)
