@@ -4,6 +4,7 @@ shapes of common models, which a plan can be made for without any."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,43 +15,37 @@ if TYPE_CHECKING:
     from steps.core.params import Policy
 
 
-def dense(
-    kind: str, width: int, inner: int, layers: int, heads: int, keys: int, words: int, tied: bool, head: int = 0
-) -> dict[str, Any]:
-    return {
-        "model_type": kind,
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "vocab_size": words,
-        "tie_word_embeddings": tied,
-        "head_dim": head or width // heads,
-    }
+SIZES = """hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size""".split()
+
+
+def dense(kind: str, sizes: Sequence[int], tied: bool, head: int = 0) -> dict[str, Any]:
+    """What a config.json has of a model without experts; `sizes` as SIZES names them."""
+    named = dict(zip(SIZES, sizes, strict=True))
+    head = head or named["hidden_size"] // named["num_attention_heads"]
+    return {"model_type": kind, "tie_word_embeddings": tied, "head_dim": head} | named
 
 
 SECONDS = 5  # in which the Hub has to answer
 # What a plan reads of the config.json that each of these has on the Hub.
 COMMON: dict[str, dict[str, Any]] = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": dense("llama", 576, 1536, 30, 9, 3, 49152, True)
+    "HuggingFaceTB/SmolLM2-135M-Instruct": dense("llama", (576, 1536, 30, 9, 3, 49152), True)
     | {"max_position_embeddings": 8192},
-    "Qwen/Qwen2.5-0.5B-Instruct": dense("qwen2", 896, 4864, 24, 14, 2, 151936, True),
-    "Qwen/Qwen3-0.6B": dense("qwen3", 1024, 3072, 28, 16, 8, 151936, True, 128),
-    "meta-llama/Llama-3.2-1B-Instruct": dense("llama", 2048, 8192, 16, 32, 8, 128256, True),
-    "Qwen/Qwen2.5-1.5B-Instruct": dense("qwen2", 1536, 8960, 28, 12, 2, 151936, True),
-    "meta-llama/Llama-3.2-3B-Instruct": dense("llama", 3072, 8192, 28, 24, 8, 128256, True),
-    "Qwen/Qwen3-4B": dense("qwen3", 2560, 9728, 36, 32, 8, 151936, True, 128),
-    "mistralai/Mistral-7B-Instruct-v0.3": dense("mistral", 4096, 14336, 32, 32, 8, 32768, False),
-    "Qwen/Qwen2.5-7B-Instruct": dense("qwen2", 3584, 18944, 28, 28, 4, 152064, False),
-    "meta-llama/Llama-3.1-8B-Instruct": dense("llama", 4096, 14336, 32, 32, 8, 128256, False),
-    "Qwen/Qwen3-8B": dense("qwen3", 4096, 12288, 36, 32, 8, 151936, False, 128),
-    "Qwen/Qwen2.5-14B-Instruct": dense("qwen2", 5120, 13824, 48, 40, 8, 152064, False),
-    "Qwen/Qwen3-30B-A3B": dense("qwen3_moe", 2048, 6144, 48, 32, 4, 151936, False, 128)
+    "Qwen/Qwen2.5-0.5B-Instruct": dense("qwen2", (896, 4864, 24, 14, 2, 151936), True),
+    "Qwen/Qwen3-0.6B": dense("qwen3", (1024, 3072, 28, 16, 8, 151936), True, 128),
+    "meta-llama/Llama-3.2-1B-Instruct": dense("llama", (2048, 8192, 16, 32, 8, 128256), True),
+    "Qwen/Qwen2.5-1.5B-Instruct": dense("qwen2", (1536, 8960, 28, 12, 2, 151936), True),
+    "meta-llama/Llama-3.2-3B-Instruct": dense("llama", (3072, 8192, 28, 24, 8, 128256), True),
+    "Qwen/Qwen3-4B": dense("qwen3", (2560, 9728, 36, 32, 8, 151936), True, 128),
+    "mistralai/Mistral-7B-Instruct-v0.3": dense("mistral", (4096, 14336, 32, 32, 8, 32768), False),
+    "Qwen/Qwen2.5-7B-Instruct": dense("qwen2", (3584, 18944, 28, 28, 4, 152064), False),
+    "meta-llama/Llama-3.1-8B-Instruct": dense("llama", (4096, 14336, 32, 32, 8, 128256), False),
+    "Qwen/Qwen3-8B": dense("qwen3", (4096, 12288, 36, 32, 8, 151936), False, 128),
+    "Qwen/Qwen2.5-14B-Instruct": dense("qwen2", (5120, 13824, 48, 40, 8, 152064), False),
+    "Qwen/Qwen3-30B-A3B": dense("qwen3_moe", (2048, 6144, 48, 32, 4, 151936), False, 128)
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "Qwen/Qwen2.5-32B-Instruct": dense("qwen2", 5120, 27648, 64, 40, 8, 152064, False),
-    "meta-llama/Llama-3.3-70B-Instruct": dense("llama", 8192, 28672, 80, 64, 8, 128256, False),
-    "moonshotai/Kimi-K2-Instruct": dense("kimi_k2", 7168, 18432, 61, 64, 64, 163840, False)
+    "Qwen/Qwen2.5-32B-Instruct": dense("qwen2", (5120, 27648, 64, 40, 8, 152064), False),
+    "meta-llama/Llama-3.3-70B-Instruct": dense("llama", (8192, 28672, 80, 64, 8, 128256), False),
+    "moonshotai/Kimi-K2-Instruct": dense("kimi_k2", (7168, 18432, 61, 64, 64, 163840), False)
     | {"n_routed_experts": 384, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1}
     | {"first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
     | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},

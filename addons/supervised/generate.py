@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -99,20 +99,23 @@ def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFai
     return take(env, data, split, candidate), candidate
 
 
+class Wanted(NamedTuple):
+    """The scenarios that are asked for."""
+
+    number: int  # of scenarios
+    max_calls: int
+    difficulties: Sequence[int]
+    split: Split | None = None
+    materials: Sequence[Material] = ()  # through which the prompts take turns
+
+
 def generate(
-    env: type[Env],
-    data: Any,
-    endpoint: Endpoint,
-    count: int,
-    difficulties: Sequence[int],
-    max_calls: int,
-    split: Split | None = None,
-    solver: Endpoint | None = None,
-    materials: Sequence[Material] = (),
+    env: type[Env], data: Any, endpoint: Endpoint, wanted: Wanted, solver: Endpoint | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing; the
-    prompts take turns through `materials`."""
+    """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
     from steps.llm.client import CallFailed, ask_all
+
+    count, max_calls, difficulties, split, materials = wanted
 
     pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
@@ -318,9 +321,9 @@ def run(words: argparse.Namespace, given: Sequence[str]) -> None:
         if not env.is_agent:
             raise
         data = []  # its scenarios are what is written now
-    max_calls = words.max_calls or 3 * words.count
+    wanted = Wanted(words.count, words.max_calls or 3 * words.count, difficulties, split, materials)
     try:
-        lines, report = generate(env, data, endpoint, words.count, difficulties, max_calls, split, solver, materials)
+        lines, report = generate(env, data, endpoint, wanted, solver)
     except TaskProblem as problem:
         raise UserError(f"--task {words.task}: {problem}") from None
     report_path = words.out.with_name(words.out.name + dvc_stage.REPORT)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -229,6 +229,7 @@ def _iterations(
     tracked = None  # the previous iteration, which is tracked while the next one samples
     quiet = 0  # iterations in a row without a signal, where the run chose its way
     with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
+        loop = Loop(run, ahead, trackers, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
             extend(min(iteration + overlap, iterations), iteration if chosen is curve[0] else chosen.name)
@@ -236,7 +237,7 @@ def _iterations(
             display.begin_iteration(iteration, iterations, tests)
             if pipeline.beside:
                 ahead.begin(iteration)
-            tracked = iterate(iteration, curve, trackers, tracked, drain, iterations, run, display, ahead)
+            tracked = iterate(loop, iteration, curve, tracked)
             if params.train.tripwires == "stop" and (seen := health.tripped(iteration)):
                 raise UserError(
                     f"iteration {iteration} set off {len(seen)} tripwires ({', '.join(seen)}), and train.tripwires is stop: "
@@ -280,34 +281,36 @@ def _iterations(
     return summary
 
 
-def iterate(
-    iteration: int,
-    curve: list[Point],
-    trackers: list[Tracker],
-    tracked: PrefectFuture[None] | None,
-    drain: Callable[[], list[Sample]],
-    iterations: int,
-    run: Callable[[str], bool],
-    display: RunDisplay,
-    ahead: Ahead,
-) -> PrefectFuture[None]:
+class Loop(NamedTuple):
+    """What every iteration of a run works with."""
+
+    run: Callable[[str], bool]  # a stage, by its name; whether it ran
+    ahead: Ahead
+    trackers: list[Tracker]
+    drain: Callable[[], list[Sample]]
+    display: RunDisplay
+    iterations: int  # of the run at most
+
+
+def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFuture[None] | None) -> PrefectFuture[None]:
     """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
+    ahead, display = loop.ahead, loop.display
     started = time.monotonic()
     ran, waited = {}, dict[str, float]()
     if ahead.futures:
         ran["rollout"], waited["rollout"] = ahead.result(iteration)
-    ran |= {stage: run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS if stage not in ran}
+    ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS if stage not in ran}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration) | waited  # of a rollout that ran ahead only what it kept this iteration waiting
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before
     if tracked is not None:
         tracked.result()
     overhead = time.monotonic() - started - now
-    future = track.submit(trackers, iteration_name(iteration), overhead, drain(), display)
+    future = track.submit(loop.trackers, iteration_name(iteration), overhead, loop.drain(), display)
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
-    pages.iteration(curve, row, iterations)
+    pages.iteration(curve, row, loop.iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)
