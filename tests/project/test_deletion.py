@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import copy_project
 
-FOLDERS = ("addons", "environments", "flows", "steps", "tests", "viewer")
 COMMANDS = "flows.train, flows.evaluate, steps.rollout, steps.evaluate, steps.update, steps.sampling.play, viewer.app"
-TESTS = ("tests/sampling", "tests/stages", "tests/core/test_ports.py", "tests/viewer/test_overview.py")
+TESTS = "tests/sampling tests/stages/test_evaluate.py tests/stages/test_code.py tests/core/test_ports.py tests/viewer/test_overview.py".split()
 ASKED = {  # add-on -> what needs it, and the sentence
     "agents": (
         "play(Job(Policy(), Rollout(), None, load('tests.support.agents.onlooker'), [], '001', 1, task='mine'))",
@@ -35,11 +34,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ASKED)
 def test_without_an_addon_the_core_is_whole(name: str, tmp_path: Path) -> None:
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "params.yaml", "dvc.yaml"):
-        shutil.copy(ROOT / file, tmp_path / file)
-    (tmp_path / "tasks_data").symlink_to(ROOT / "tasks_data")
+    copy_project(tmp_path)
     for folder in ("addons", "tests/addons"):
         shutil.rmtree(tmp_path / folder / name)
     imported = run(tmp_path, "-c", f"import {COMMANDS}")
