@@ -198,22 +198,3 @@ def test_an_addons_code_counts_where_params_name_it(tmp_path: Path, monkeypatch:
 
     assert listed("vllm") == {"steps/rollout.py"}
     assert listed("ray") == {"steps/rollout.py", "addons/far/swarm.py", "addons/far/bees.py"}
-
-
-@pytest.mark.parametrize(
-    ("task", "text", "counts"),
-    [
-        ("mine", "def rollout(episode):\n    ...\n", True),
-        ("mine", "class Mine(Env):\n    ...\n", False),
-        ("my_package.mine", "", True),
-    ],
-)
-def test_the_gateways_code_counts_where_the_task_may_be_an_agent(
-    tmp_path: Path, task: str, text: str, counts: bool
-) -> None:
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments/mine.py").write_text(text)
-    named = named_by(CodeParams(task=task, policy=Policy(), update=Update()), tmp_path / "environments")
-    assert named["agents"] == ("gateway" if counts else "none")
-    brought = set(Imports(ROOT, named).closure("steps.rollout"))
-    assert (ROOT / "addons/agents/gateway/play.py" in brought) is counts

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import environments
+from addons.agents.gateway import play as gateway  # before `check` leaves the folder
 from environments.base import Scenario
 from environments.email_search import EmailSearch
 from steps.core.params import Agents, Policy, Rollout
@@ -32,10 +33,10 @@ def attempts() -> list[tuple[Scenario, int]]:
 
 
 def played(adapter: Path, order: Any, **agents: Any) -> list[Trajectory]:
-    from addons.agents.gateway.play import play
-
     limits, env = Rollout(max_tokens=64, order=order), environments.load(TASK)
-    return play(Job(Policy(), limits, adapter, env, attempts(), "001", SEED, task=TASK, agents=Agents(**agents)))
+    return gateway.play(
+        Job(Policy(), limits, adapter, env, attempts(), "001", SEED, task=TASK, agents=Agents(**agents))
+    )
 
 
 def differences(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> int:
@@ -68,9 +69,7 @@ def check_rows(adapter: Path) -> None:
     assert alike >= len(native) // 2
 
     os.environ["JITTER"] = "0.05"
-    from addons.agents.gateway import play
-
-    play._gateways[0].stop_clients()
+    gateway._gateways[0].stop_clients()
     again = played(adapter, "lockstep", clients=2)
     assert again == ours, "not a token, not a logprob, whatever the timing and the number of clients"
     free = played(adapter, "free")

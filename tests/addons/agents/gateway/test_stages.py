@@ -10,11 +10,13 @@ import pytest
 
 import environments
 from addons.agents.gateway import play as gateway
+from steps.code import Imports, named_by
 from steps.core.errors import UserError
-from steps.core.params import Policy, Rollout
+from steps.core.params import CodeParams, Policy, Rollout, Update
 from steps.sampling.job import Job
 from steps.sampling.play import play, sampler
 from steps.sampling.rivals import Opponent
+from tests.conftest import ROOT
 from tests.sampling.test_pictures import measured
 from tests.support import seeing
 
@@ -38,6 +40,25 @@ def test_they_have_no_other_side() -> None:
 def test_a_policy_that_sees_none_is_refused_before_it_samples() -> None:
     with pytest.raises(UserError, match=f"scenario {job().attempts[0][0].id} shows a picture"):
         play(job())
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "counts"),
+    [
+        ("mine", "def rollout(episode):\n    ...\n", True),
+        ("mine", "class Mine(Env):\n    ...\n", False),
+        ("my_package.mine", "", True),
+    ],
+)
+def test_the_gateways_code_counts_where_the_task_may_be_an_agent(
+    tmp_path: Path, task: str, text: str, counts: bool
+) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments/mine.py").write_text(text)
+    named = named_by(CodeParams(task=task, policy=Policy(), update=Update()), tmp_path / "environments")
+    assert named["agents"] == ("gateway" if counts else "none")
+    brought = set(Imports(ROOT, named).closure("steps.rollout"))
+    assert (ROOT / "addons/agents/gateway/play.py" in brought) is counts
 
 
 @pytest.mark.nightly
