@@ -81,7 +81,7 @@ def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[st
     shutil.copy(store, folder / ".flywheel/mlflow.db")
     messages: list[str] = []
     tracker = MlflowTracker(folder, messages.append)
-    traces = begin(tracker, messages.append, is_live=False)
+    traces = begin(tracker, is_live=False)
     for earlier in read_chain(folder)["iterations"]:
         if earlier < number:
             tracker.iteration(earlier, 0.1)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from steps.tracking.tracker import MlflowTracker
 
 
-def begin(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> LineageTracker | None:
+def begin(run: MlflowTracker, is_live: bool) -> LineageTracker | None:
     """The tracker of a run that goes on; later `make ledger` reads the files."""
-    return LineageTracker(run.root, log_message) if is_live else None
+    return LineageTracker(run.root, run.log_message) if is_live else None
 
 
 class LineageTracker:

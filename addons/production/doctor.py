@@ -1,4 +1,4 @@
-"""What the doctor looks at where policies are served and conversations are kept."""
+"""What the doctor looks at where policies are served and conversations are kept, and how a person goes on after a run."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ PARTS = Parts(
     },
     words=("ingested", ".flywheel/capture", ".flywheel/forgotten"),
 )
+NEXT = {
+    "make ask{scenario}": 'play it again with both policies; Q="…" asks your own',
+    "make serve": "serve the champion",
+}

@@ -38,9 +38,9 @@ UPLOAD = 600.0  # seconds after which the process gives up
 Metrics = Callable[[str | None], dict[str, float]]  # of an iteration, or of the whole run (None): MlflowTracker.metrics
 
 
-def begin(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> WandbTracker | None:
+def begin(run: MlflowTracker, is_live: bool) -> WandbTracker | None:
     """The tracker of a run that goes on: W&B accepts no step twice."""
-    return start(run.root, run.params, run.metrics, log_message) if is_live else None
+    return start(run.root, run.params, run.metrics, run.log_message) if is_live else None
 
 
 def start(root: Path, params: Params, metrics: Metrics, log_message: Callable[[str], None]) -> WandbTracker | None:

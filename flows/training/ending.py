@@ -22,6 +22,7 @@ from steps.analytics import gaps
 from steps.core import params
 from steps.core.errors import UserError, explain
 from steps.core.files import write_text
+from steps.core.ports import every
 from steps.core.records import Judged, TaskResult
 from steps.core.stats import counted
 from steps.project.chain import BASE, SFT, START, iteration_name, label
@@ -37,13 +38,11 @@ QUIET = 2  # iterations in a row without any signal, after which training ends
 WIDTH = 100  # characters of a line of a transcript
 BEGUN = {SFT: "taught", START: "start"}  # what the policies before iteration 001 are called
 NEXT = {  # commands and a page to go on with, and what each is for
-    "make ask{scenario}": 'play it again with both policies; Q="…" asks your own',
     "run/report.html": "the run on one page for a browser, which can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
     "make promote": "judge the new version by the gate: it becomes champion if it passes",
-    "make serve": "serve the champion",
     "make ui": "schedule and start runs from Prefect's pages",
     "make reproduce": "what is stale? everything again with ARGS=--force: same bytes",
 }
@@ -227,5 +226,6 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
-    for words, what in NEXT.items():
-        say(f"  {words.format(**names):<62}{what}")
+    for commands in (*every("next"), NEXT):
+        for words, what in commands.items():
+            say(f"  {words.format(**names):<62}{what}")

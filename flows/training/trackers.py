@@ -33,7 +33,7 @@ def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, l
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
     mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
-    return mlflow, [mlflow, *tracker.begun(mlflow.tracker, log, is_live=True)]
+    return mlflow, [mlflow, *tracker.begun(mlflow.tracker, is_live=True)]
 
 
 def log_message(display: RunDisplay, text: str) -> None:

@@ -25,6 +25,7 @@ The ports, and what their objects are:
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
     trial       the writes that put a registered version on trial, by its number (flows/promote.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 
 Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.

@@ -295,10 +295,10 @@ class MlflowTracker:
         self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
 
 
-def begun(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> list[Tracker]:
+def begun(run: MlflowTracker, is_live: bool) -> list[Tracker]:
     """The add-ons' trackers of a run; `is_live`: it goes on, and is not logged again later. Each comes after MLflow's
     tracker, which it may read, and raises nothing that an outage causes."""
-    made = [begin(run, log_message, is_live) for begin in every("tracker")]
+    made = [begin(run, is_live) for begin in every("tracker")]
     return [tracker for tracker in made if tracker is not None]
 
 
@@ -372,7 +372,7 @@ def log(root: Path, name: str = "") -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
     dotenv.load(root)
     tracker = MlflowTracker(root, name=name)
-    others = begun(tracker, say, is_live=False)
+    others = begun(tracker, is_live=False)
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     for other in others:
         for number in logged:

@@ -128,6 +128,8 @@ def test_a_run_needs_none_of_them(tmp_path: Path) -> None:
     done = run(python("flows.train"), folder, seconds=850)
     run(python("steps.runner.handover", "--stop"), folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "make promote" in done.stdout
+    assert not re.search(r"make (ask|serve|plan|ledger|flywheel)", done.stdout)
     assert json.loads((folder / "run/summary.json").read_text())["task"] == "email_search"
     assert (folder / "run/001/adapter/adapter_model.safetensors").is_file()
     assert json.loads((folder / "run/receipt.json").read_text())["name"] == "email_search"

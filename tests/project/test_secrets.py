@@ -339,6 +339,7 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     """MLflow's database and artifacts with traces, parameters, tags, files, a registered version and its card; Langfuse;
     Weights & Biases; and what was told."""
     from addons.trackers import wandb as weights_and_biases
+    from addons.trackers.tracing import tracker as traces
     from steps.tracking import tracker as tracking
 
     messages: list[str] = []
@@ -347,9 +348,9 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     if wandb:
         monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = tracking.MlflowTracker(project.root, messages.append)
-    beside = weights_and_biases.start(tracker.root, tracker.params, tracker.metrics, tracker.log_message)
+    beside = weights_and_biases.begin(tracker, is_live=True)
     assert (beside is not None) == wandb
-    trackers: list[tracking.Tracker] = [tracker, beside] if beside else [tracker]
+    trackers: list[tracking.Tracker] = [tracker, traces.begin(tracker, is_live=True), *([beside] if beside else [])]
     for service in trackers:
         service.iteration("001", 0.25)
     for service in trackers:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from steps.tracking.tracker import MlflowTracker
 
 
-def begin(run: MlflowTracker, log_message: Callable[[str], None], is_live: bool) -> TraceTracker:
+def begin(run: MlflowTracker, is_live: bool) -> TraceTracker:
     """The tracker of a run, also of one that is logged later."""
-    return TraceTracker(run, log_message, PATIENCE if is_live else None)
+    return TraceTracker(run, PATIENCE if is_live else None)
 
 
 class TraceTracker:
     """The traces of one run. `patience`: seconds that a call is waited for; None: until it has ended."""
 
-    def __init__(self, run: MlflowTracker, log_message: Callable[[str], None], patience: float | None) -> None:
+    def __init__(self, run: MlflowTracker, patience: float | None) -> None:
         self.run, self.patience = run, patience
-        self.tracing = Tracing(run.root, run.params, run.client, run.uri, run.experiment, log_message)
+        self.tracing = Tracing(run.root, run.params, run.client, run.uri, run.experiment, run.log_message)
         self.sent = 0  # of `run.entered`
         self.running: threading.Thread | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,12 +29,12 @@ def test_each_iteration_and_the_tests_are_added(tmp_path: Path, monkeypatch: pyt
 
 def test_a_ledger_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    run: Any = type("Run", (), {"root": tmp_path})
-    live = tracker.begin(run, lines.append, is_live=True)
+    run: Any = SimpleNamespace(root=tmp_path, log_message=lines.append)
+    live = tracker.begin(run, is_live=True)
     assert live is not None
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", "mysql://host/ledger")
     live.iteration("002")
     [line] = lines
     assert line.startswith("The ledger was not written: ")
     assert "`make ledger` does it later" in line
-    assert tracker.begin(run, lines.append, is_live=False) is None
+    assert tracker.begin(run, is_live=False) is None

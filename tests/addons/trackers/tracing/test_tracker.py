@@ -43,6 +43,7 @@ class Run:
     """Stands in for MLflow's tracker, which has logged no iteration yet."""
 
     params, uri, experiment = Params(), "", "1"
+    log_message = print
     settings: ClassVar[dict[str, str]] = {}
     flow_settings: ClassVar[dict[str, str]] = {}
 
@@ -70,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_mlflow_lacked_is_sent_with_a_later_iteration_and_nothing_twice(run: Run) -> None:
-    traces: Any = tracker.TraceTracker(run, print, None)  # type: ignore[arg-type]
+    traces: Any = tracker.TraceTracker(run, None)  # type: ignore[arg-type]
     traces.iteration("001")  # MLflow was away
     assert traces.tracing.calls == []
     run.enter("001")
@@ -88,7 +89,7 @@ def test_what_mlflow_lacked_is_sent_with_a_later_iteration_and_nothing_twice(run
 
 
 def test_a_run_waits_for_traces_only_so_long(run: Run) -> None:
-    traces: Any = tracker.TraceTracker(run, print, 0.2)  # type: ignore[arg-type]
+    traces: Any = tracker.TraceTracker(run, 0.2)  # type: ignore[arg-type]
     traces.tracing.gate.clear()
     run.enter("002")
     began = time.monotonic()
