@@ -26,7 +26,7 @@ from environments import base
 from environments._apart import SECONDS, Child, Episode, Stopped, child_of
 from environments._packages import check_versions
 from environments._sandbox import printable
-from environments._tools import any_call, tool_of
+from environments._tools import any_call, shorten, tool_of, wrong_arguments
 from environments.base import Component, Env, Message, Scenario, Tool, unwritable
 
 ERROR, MOST_ERRORS = -0.05, 20
@@ -121,16 +121,16 @@ class Apart(Env):
         """What is wrong with a call; empty where it fits."""
         tools = cls.tools()
         if not isinstance(name, str) or name not in tools:
-            return f"there is no tool named {base._shorten(name)}; the tools are {', '.join(tools) or 'none'}"
+            return f"there is no tool named {shorten(name)}; the tools are {', '.join(tools) or 'none'}"
         if not isinstance(arguments, dict):
-            return f"the arguments of {name} must be an object, not {base._shorten(arguments)}"
+            return f"the arguments of {name} must be an object, not {shorten(arguments)}"
         if unwritable(arguments):
             return f"the arguments of {name} hold characters that are no text, or are nested too deeply"
         try:
             tools[name].arguments.model_validate(arguments)
             json.dumps(arguments)
         except ValidationError as problem:
-            return f"wrong arguments for {name}: {base._say(problem)}"
+            return f"wrong arguments for {name}: {wrong_arguments(problem)}"
         except (TypeError, ValueError):
             return f"the arguments of {name} cannot be written as JSON"
         return ""
