@@ -26,22 +26,20 @@ from benchmarks._plan import params_of
 Configuration = dict[str, Any]
 
 
-def model(
-    kind: str, width: int, inner: int, layers: int, heads: int, keys: int, words: int, dtype: str = "float32"
-) -> dict[str, Any]:
-    """A random model's configuration, and its number format: heads as wide as `width` / `heads`."""
-    shape = models.dense(kind, width, inner, layers, heads, keys, words, kind != "mistral")
+def model(kind: str, sizes: tuple[int, ...], dtype: str = "float32") -> dict[str, Any]:
+    """A random model's configuration, and its number format; `sizes` as `models.SIZES` names them."""
+    shape = models.dense(kind, sizes, kind != "mistral")
     return shape | {"dtype": dtype, "max_position_embeddings": 8192}
 
 
 MODELS = {
-    "tiny": model("qwen3", 128, 384, 4, 4, 2, 2339),
-    "medium": model("qwen3", 512, 1536, 8, 8, 4, 2339),
-    "wide": model("qwen3", 768, 2304, 12, 12, 4, 32000),
-    "small": model("llama", 256, 768, 6, 4, 2, 8192),
-    "deep": model("qwen2", 384, 1024, 20, 6, 2, 16000),
-    "words": model("mistral", 448, 1280, 8, 7, 7, 50000),
-    "smollm2": model("llama", 576, 1536, 30, 9, 3, 49152, "bfloat16"),
+    "tiny": model("qwen3", (128, 384, 4, 4, 2, 2339)),
+    "medium": model("qwen3", (512, 1536, 8, 8, 4, 2339)),
+    "wide": model("qwen3", (768, 2304, 12, 12, 4, 32000)),
+    "small": model("llama", (256, 768, 6, 4, 2, 8192)),
+    "deep": model("qwen2", (384, 1024, 20, 6, 2, 16000)),
+    "words": model("mistral", (448, 1280, 8, 7, 7, 50000)),
+    "smollm2": model("llama", (576, 1536, 30, 9, 3, 49152), "bfloat16"),
 }
 
 

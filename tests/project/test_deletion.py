@@ -63,8 +63,8 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
 }
 
 IMPORTED = "flows.train, flows.evaluate, steps.rollout, steps.evaluate, steps.update, steps.sampling.play, viewer.app"
-TESTS = ("tests/sampling", "tests/core/test_ports.py", "tests/viewer/test_overview.py")
-TESTS += ("tests/stages/test_evaluate.py", "tests/stages/test_code.py")
+TESTS = """tests/sampling tests/core/test_ports.py tests/viewer/test_overview.py tests/stages/test_evaluate.py
+    tests/stages/test_code.py""".split()
 ASKED = {  # add-on -> what needs it, and the sentence
     "agents": (
         "play(Job(Policy(), Rollout(), None, load('tests.support.agents.onlooker'), [], '001', 1, task='mine'))",
