@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import copy_project
 
 COMMANDS = "flows.train, flows.evaluate, steps.rollout, steps.evaluate, steps.update, steps.sampling.play, viewer.app"
-TESTS = ("tests/sampling", "tests/core/test_ports.py", "tests/viewer/test_overview.py")
-TESTS += ("tests/stages/test_evaluate.py", "tests/stages/test_code.py")
+TESTS = "tests/sampling tests/stages/test_evaluate.py tests/stages/test_code.py".split()
+TESTS += "tests/core/test_ports.py tests/viewer/test_overview.py".split()
 ASKED = {  # add-on -> what needs it, and the sentence
     "agents": (
         "play(Job(Policy(), Rollout(), None, load('tests.support.agents.onlooker'), [], '001', 1, task='mine'))",
