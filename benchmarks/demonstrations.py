@@ -7,7 +7,7 @@
 For each task, in a clone: the scripted player plays training scenarios (`addons.supervised.teach`), and the preset's
 run learns from the attempts with a reward of half a point or more before its first iteration (`sft`). There is one
 iteration, with a learning rate of `STILL`, which changes no decision: what is tested is the adapter of supervised
-training. The figures stand beside those of training by rewards in docs/tasks.md. A row is a task and a seed: `ratio` is
+training. The figures stand beside those of training by rewards in docs/results.md. A row is a task and a seed: `ratio` is
 the test success after supervised training / that of the base policy; `sampled` is the same success at temperature 1,
 where the preset judges greedily.
 """

@@ -163,7 +163,7 @@ def slices(number: int, trials: int, gain: float) -> dict[str, Any]:
             for name, rows_TN in (("challenger", challenger_TN), ("base", base_TN))
         ]
         pairs = zip(*sides, strict=True)
-        verdicts = [gate.decide(scenarios, challenger, base, report, PARAMS) for challenger, base in pairs]
+        verdicts = [gate.decide(gate.Look(scenarios, challenger, base), report, PARAMS) for challenger, base in pairs]
         return [[check.name for check in verdict.checks if not check.passed] for verdict in verdicts]
 
     refused = failed(better_TN)

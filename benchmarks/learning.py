@@ -120,7 +120,7 @@ def interval(result: dict[str, Any]) -> str:
 
 
 def published(task: str, runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The cells of a task's row in docs/tasks.md: test success of each seed before and after, and the mean gain with its
+    """The cells of a task's row in docs/results.md: test success of each seed before and after, and the mean gain with its
     95 % interval by Student's t over seeds."""
     sides = {side: [run["summary"][side]["success"] for run in runs] for side in ("base", "trained")}
     mean, low, high = _runs.mean_interval([after - before for before, after in zip(*sides.values(), strict=True)])

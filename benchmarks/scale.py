@@ -52,7 +52,7 @@ WORKLOADS = {
         0.0086,
         TOKENS,
         6.3e5,
-        "measured on 2 cores: docs/update.md, (4.01 - 1.10) s and 1.10 s for 128 episodes",
+        "measured on 2 cores: docs/benchmarks.md, (4.01 - 1.10) s and 1.10 s for 128 episodes",
     ),
     "7B": Workload(
         0.121,
@@ -64,7 +64,7 @@ WORKLOADS = {
 }
 BATCH = "--batch, a default batch of email_search, 2 cores beside other work, 2026-11-23"
 CONSTANTS = {
-    "fixed": Constant(0.6, "s an iteration", "docs/update.md, speed of an iteration: DVC, MLflow and Prefect"),
+    "fixed": Constant(0.6, "s an iteration", "docs/benchmarks.md, speed of an iteration: DVC, MLflow and Prefect"),
     "bytes": Constant(443 / TOKENS, "bytes a token", BATCH),
     "prepare": Constant(2.8e-4 / TOKENS, "s a token in every worker", BATCH),
     "collect": Constant(2.2e-4 / TOKENS, "s a token", BATCH),

@@ -7,14 +7,14 @@
     python -m benchmarks.selfplay --policy FOLDER    # with a base policy that was built before
     python -m benchmarks.selfplay --quick      # seed 1, one iteration of a sixteenth of the games, from the preset's policy
 
-First it builds a base policy that knows the game and plays every fourth move at random (`PLAYERS`; 13 minutes of a core): an
-opponent must punish most mistakes, or self-play teaches them (docs/games.md). For each seed, in clones: two runs that differ
-in `rollout.opponent` alone. Both have the same settings (`SETTINGS`), a draw earns as much as a win, and both are evaluated
-alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the share of the test split's games
-against minimax that the last adapter draws or wins, since its learning rate has fallen to 0, and validation has too few
-games to choose between adapters that are nearly as good. Perfect play draws all of them, so that the most is 1 and the goal
-is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random. The point holds where `difference`
-is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
+First it builds a base policy that knows the game and plays every fourth move at random (`PLAYERS`; 13 minutes of a core):
+an opponent must punish most mistakes, or self-play teaches them (docs/history.md). For each seed, in clones: two runs that
+differ in `rollout.opponent` alone. Both have the same settings (`SETTINGS`), a draw earns as much as a win, and both are
+evaluated alike, at `TEMPERATURE` and against the opponents of the task's data. What is compared is the share of the test
+split's games against minimax that the last adapter draws or wins, since its learning rate has fallen to 0, and validation
+has too few games to choose between adapters that are nearly as good. Perfect play draws all of them, so that the most is 1
+and the goal is `GOAL`. A row is a seed: `ratio` is the share after self-play / the one after random. The point holds where
+`difference` is above 0 for every seed, and the goal is met where `self_play` is at least `GOAL`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAYERS, STEPS = "gold=0.75 random=0.25", 4000  # of the base policy's demonstra
 EVERY = 2  # iterations after which a newer self is the opponent
 DRAW = 1.0  # what it earns: with less, a gamble for a win pays where the opponent blunders
 TEMPERATURE = 0.7  # of evaluations: greedily nothing is lost, and at 1 most of what is lost are moves of a few per cent
-SCENARIOS, ATTEMPTS = 64, 16  # per iteration; runs with half of these games ended lower (docs/games.md)
+SCENARIOS, ATTEMPTS = 64, 16  # per iteration; runs with half of these games ended lower (docs/history.md)
 TEST = 1000  # test scenarios
 SETTINGS = {  # turns are compared by board; the learning rate falls to 0, so that the last adapter is the one to take
     "update.advantages": "gigpo",

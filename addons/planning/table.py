@@ -24,25 +24,23 @@ def params_of(model: str, share: float) -> Params:
 
 
 def cell(model: str, card: Machine) -> str:
-    """Seconds and dollars of an iteration with the largest share of the card for the engine; – where none fits."""
+    """Seconds and dollars of an iteration, and the engine's share of the card where the largest does not fit; – where none
+    does."""
     shape = shapes.of(COMMON[model], model)
     for share in SHARES:
         made = plan.make(params_of(model, share), shape, card, EPISODES)
         if not plan.refusal(made):
             seconds = made.seconds
-            return f"{seconds:.0f} s, ${seconds / 3600 * (card.price or 0):.2f} ({share})"
+            smaller = "" if share == SHARES[0] else f" ({share})"
+            return f"{seconds:.0f} s, ${seconds / 3600 * (card.price or 0):.2f}{smaller}"
     return "–"
 
 
 def table() -> str:
     """The table in Markdown: a row of each model, a column of each card."""
     lines = [
-        f"| model | parameters | adapter | {' | '.join(CARDS)} |",
-        f"|---|---|---|{'---|' * len(CARDS)}",
+        f"| model | {' | '.join(CARDS)} |",
+        f"|---|{'---|' * len(CARDS)}",
     ]
-    for model, config in COMMON.items():
-        shape = shapes.of(config, model)
-        active = f", {plan.count(shape.active)} active" if shape.experts else ""
-        cells = [model, plan.count(shape.parameters) + active, plan.count(shape.lora(16))]
-        lines.append(f"| {' | '.join([*cells, *(cell(model, card) for card in CARDS.values())])} |")
+    lines += [f"| {' | '.join([model, *(cell(model, card) for card in CARDS.values())])} |" for model in COMMON]
     return "\n".join(lines)

@@ -13,11 +13,12 @@ Where a command may take ten minutes, three have every step; the limits of each 
     python3 -m benchmarks.gpu --steps recipe long profile memory --minutes 9.5 --out OUT
 
 Prints a JSON object for each thing that was measured as soon as it is, and a Markdown table of them at the end; with --out
-also to gpu-check.jsonl and gpu-check.md in that folder. docs/gpu.md says what they mean. The steps (right.py, speed.py,
-plain.py and parts.py beside this file) run one after another in a process of their own. One that fails, ends that process or
-takes longer than it may is a line with `error`, and the next ones run. One for which too little time is left is not begun,
-and a line says so. The exit code is 1 where the update is not exact, FlexAttention does not run at the longest rows, or the
-update of the model of 7B is slower than TRL's; at toy size, where a step has an error, was not begun or is not exact.
+also to gpu-check.jsonl and gpu-check.md in that folder. The functions of the steps say what they mean (right.py, speed.py,
+plain.py and parts.py beside this file). Steps run one after another in a process of their own. One that fails, ends that
+process or takes longer than it may is a line with `error`, and the next ones run. One for which too little time is left is
+not begun, and a line says so. The exit code is 1 where the update is not exact, FlexAttention does not run at the longest
+rows, or the update of the model of 7B is slower than TRL's; at toy size, where a step has an error, was not begun or is not
+exact.
 """
 
 from __future__ import annotations

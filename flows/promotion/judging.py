@@ -129,16 +129,9 @@ def judge(
     other = sides.get("champion", sides["base"])
     look = 0 if is_champion else counted(model.name, deciding, sides["challenger"], other)
     clusters = alike.named_clusters(parameters.task, scenarios)
-    return gate.decide(
-        scenarios,
-        contamination=report,
-        params=parameters.promote,
-        clusters=clusters,
-        look=look,
-        watched=watched(),
-        regression=on_regression(again, parameters, look, rival is None),
-        **sides,
-    )
+    compared = gate.Look(scenarios, clusters=clusters, number=look, **sides)
+    fallen = on_regression(again, parameters, look, rival is None)
+    return gate.decide(compared, report, parameters.promote, watched(), fallen)
 
 
 def on_regression(

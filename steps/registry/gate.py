@@ -157,30 +157,36 @@ def read_scores(path: Path, expected: Sequence[str]) -> np.ndarray:
     return np.array([pair.score for pair in pairs])
 
 
+class Look(NamedTuple):
+    """A look at a split: the policies that are compared on its scenarios."""
+
+    scenarios: Sequence[Scenario]  # [N]
+    challenger: Side
+    base: Side
+    champion: Side | None = None
+    scripted: Side | None = None
+    clusters: Sequence[str] | None = None  # the name of each scenario's cluster, [N]; None: all are independent
+    number: int = 1  # of the looks at the split so far, this one included; 0 where a champion is shown and not judged
+
+
 def decide(
-    scenarios: Sequence[Scenario],
-    challenger: Side,
-    base: Side,
+    compared: Look,
     contamination: Mapping[str, Any],
     params: Promote,
-    champion: Side | None = None,
-    scripted: Side | None = None,
-    clusters: Sequence[str] | None = None,
-    look: int = 1,
     watched: Check | None = None,
     regression: Check | None = None,
 ) -> Verdict:
-    """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json, `clusters` the name of
-    each scenario's cluster (None: all are independent), `look` the number of this look at the split, 0 where a champion is
-    shown and not judged, `watched` what training showed of reward hacking, `regression` how it does on that set. UserError
-    where the sides cannot be compared."""
+    """Decide on the challenger. `contamination` is the content of run/scenarios/contamination.json, `watched` what training
+    showed of reward hacking, `regression` how the challenger does on that set. UserError where the sides cannot be
+    compared."""
     import numpy as np
 
-    others = {"champion": champion, "base": base, "scripted": scripted}
+    scenarios, challenger, clusters, look = compared.scenarios, compared.challenger, compared.clusters, compared.number
+    others = {"champion": compared.champion, "base": compared.base, "scripted": compared.scripted}
     measured = {name: side for name, side in others.items() if side is not None}
     n = len(scenarios)
     require_comparable(challenger, measured, n)
-    against, by_test = "champion" if champion is not None else "base", params.decides == "test"
+    against, by_test = "champion" if compared.champion is not None else "base", params.decides == "test"
     other = measured[against]
     scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
     clusters_N = checks.numbers(clusters, n)

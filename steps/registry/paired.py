@@ -15,7 +15,7 @@ shrink to nothing where the policies seldom differ. A policy's own share has Wil
 division by the effect, which is 1 at least. Where few scenarios tell it, the effect comes out too small; so scenarios
 that are as alike as can be are added to it, one for a difference and four for a share. Of independent scenarios it is 1.
 
-What was tried and is worse, in simulations as those of `python -m benchmarks.gate`, whose table is in docs/operate.md:
+What was tried and is worse, in simulations as those of `python -m benchmarks.gate`, whose table is in docs/benchmarks.md:
 the sums of clusters with as many degrees of freedom as clusters, which is right where sizes are equal, promotes 18 % at
 the first look where 2.5 % are allowed, of 200 and 40 × 1. CR2 in place of the jackknife promotes 2.8 % of 2 × 100 and 40
 × 1 (the jackknife 1.4 %) and gains 4 points of power at most, in uneven designs alone. The degrees of freedom of Bell and

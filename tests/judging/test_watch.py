@@ -340,7 +340,7 @@ def test_the_gate_refuses_what_was_seen_in_training_and_what_the_held_out_judge_
             counts = {"wins": 0, "ties": 0, "losses": 0, "disagreements": 0, "unjudged": 0}
             judged = Judged(rival="base policy", rival_hash="b", judge="j", share=share, ci95=(0, 1), **counts)
             side = side._replace(held_out=judged)
-        return gate.decide(scenarios, side, gate.Side("base", base, 3.0, 40.0), report, Promote(), watched=watched)
+        return gate.decide(gate.Look(scenarios, side, gate.Side("base", base, 3.0, 40.0)), report, Promote(), watched)
 
     assert decide(None).promoted
     assert {check.name for check in decide(None).checks}.isdisjoint({"held_out", "hacking"})

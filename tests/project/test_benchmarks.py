@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -107,11 +108,23 @@ def test_the_published_recipes_are_what_their_runs_come_to() -> None:
         assert f"| {recipe} | {task} | {made['test']:.3f} | {gain} | {sooner} |" in text, (task, recipe)
 
 
+def listed(text: str) -> list[str]:
+    """The benchmarks in the table of all of them."""
+    rows = text.partition("## All benchmarks\n")[2].partition("\n- ")[0].splitlines()
+    return [name for row in rows if row.startswith("| ") for name in re.findall(r"\w+", row.split(" | ")[1])][1:]
+
+
+def test_the_page_lists_every_benchmark_once() -> None:
+    assert sorted(listed((_common.ROOT / "docs/benchmarks.md").read_text())) == sorted(_common.BENCHMARKS)
+    table = "## All benchmarks\n\n| figures | benchmarks |\n|---|---|\n| [a](b.md) | gate, sft |\n\n- **gate**: 1 | x\n"
+    assert listed(table) == ["gate", "sft"]
+
+
 @pytest.mark.parametrize("path", sorted(HERE.glob("learning_*.json")), ids=lambda path: path.stem)
 def test_the_published_gains_are_those_of_their_runs(path: Path) -> None:
-    """The tables of docs/tasks.md: a row for each seed of a pretrained model, one for all seeds of a small policy."""
+    """The tables of docs/results.md: a row for each seed of a pretrained model, one for all seeds of a small policy."""
     runs = [json.loads(line) for line in path.read_text().splitlines()]
-    task, text = path.stem.removeprefix("learning_"), (_common.ROOT / "docs/tasks.md").read_text()
+    task, text = path.stem.removeprefix("learning_"), (_common.ROOT / "docs/results.md").read_text()
     if (_common.ROOT / "tasks_data" / task / "policy").is_dir():
         assert f"| {' | '.join(learning.published(task, runs))} |" in text
         return

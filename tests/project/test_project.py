@@ -346,6 +346,20 @@ def test_text_rule_can_fail(tmp_path: Path) -> None:
     ]
 
 
+# --- Releases
+
+
+def releases(changelog: str) -> list[str]:
+    """The headings of CHANGELOG.md: "Unreleased", then versions, the newest first."""
+    return re.findall(r"^## (\S+)", changelog, flags=re.M)
+
+
+def test_the_newest_release_is_the_projects_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert releases(text)[:2] == ["Unreleased", PROJECT["version"]]
+    assert releases(text.replace(f"## {PROJECT['version']} ", "## 0.0.9 "))[1] != PROJECT["version"]
+
+
 # --- Makefile, Prefect
 
 

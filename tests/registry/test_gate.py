@@ -16,7 +16,7 @@ from steps.core.params import Promote
 from steps.core.records import Evaluation, Reward, Trajectory, write_records
 from steps.core.stats import slices_of, wilson
 from steps.registry import checks, gate, verdict_report
-from steps.registry.gate import Side, decide, read_side
+from steps.registry.gate import Look, Side, decide, read_side
 
 KINDS = ("sender", "month")
 
@@ -38,10 +38,18 @@ def clean(n: int = 100, **changed: Any) -> dict[str, Any]:
     return {"passed": True, "scenarios": {"test": n}, "found": {"content": 0, "source": 0}} | changed
 
 
+def looked(
+    challenger: Side, base: Side, number: int = 1, clusters: list[str] | None = None, **more: Any
+) -> gate.Verdict:
+    """A look at 100 scenarios."""
+    compared = Look(make_scenarios(100), challenger, base, clusters=clusters, number=number)
+    return decide(compared, clean(), Promote(**more))
+
+
 def verdict(challenger: Side, base: Side, report: Any = None, **more: Any) -> gate.Verdict:
     """Of 100 scenarios; more: champion, scripted, and parameters."""
     sides = {name: more.pop(name, None) for name in ("champion", "scripted")}
-    return decide(make_scenarios(100), challenger, base, report or clean(), Promote(**more), **sides)
+    return decide(Look(make_scenarios(100), challenger, base, **sides), report or clean(), Promote(**more))
 
 
 def failed(result: gate.Verdict) -> list[str]:
@@ -100,7 +108,7 @@ def test_alike_scenarios_count_as_clusters() -> None:
     """20 of 100 won, in two clusters of ten: two clusters are no proof, and twenty scenarios would be."""
     challenger, base = side("c", range(70)), side("b", range(50))
     clusters = [str(number // 10) for number in range(100)]
-    judged = partial(decide, make_scenarios(100), challenger, base, clean(), Promote())
+    judged = partial(looked, challenger, base)
     result = judged(clusters=clusters)
     assert failed(result) == ["base"]
     assert (result.clusters, result.largest) == (10, 10)
@@ -113,14 +121,14 @@ def test_alike_scenarios_count_as_clusters() -> None:
 def test_each_further_look_at_a_split_must_prove_more() -> None:
     """7 won and none lost: 1 of 128 coins does that, which is below the 0.025 of the first look, and a half of it is not
     below the 0.00417 of the third."""
-    judged = partial(decide, make_scenarios(100), side("c", range(57)), side("b", range(50)), clean())
-    assert [judged(Promote(), look=look).promoted for look in (1, 3)] == [True, False]
-    result = judged(Promote(), look=3)
+    judged = partial(looked, side("c", range(57)), side("b", range(50)))
+    assert [judged(look).promoted for look in (1, 3)] == [True, False]
+    result = judged(3)
     assert result.look == 3
     assert result.tail == pytest.approx(0.05 / 12)
     assert "(99.17 %); the lower end must exceed +0.000" in result.reason
-    assert not judged(Promote(false_promotions=0.01), look=1).promoted
-    widest = decide(make_scenarios(100), side("c", range(100)), side("b", range(0)), clean(), Promote(), look=20)
+    assert not judged(false_promotions=0.01).promoted
+    widest = looked(side("c", range(100)), side("b", range(0)), 20)
     assert widest.promoted, "a large gain is promoted at any look"
 
 
@@ -198,7 +206,7 @@ def test_a_slice_refuses_on_evidence_and_not_by_chance() -> None:
     base = side("b", range(0, 240, 2), n=240)
     gained = [place for place in range(20, 240) if place % 2 == 0 or place % 8 == 1]
     judged = [
-        decide(scenarios, side("c", [*range(start, 20, 2), *gained], n=240), base, clean(240), Promote())
+        decide(Look(scenarios, side("c", [*range(start, 20, 2), *gained], n=240), base), clean(240), Promote())
         for start in (6, 20)
     ]
     assert [failed(result) for result in judged] == [[], ["slices"]]
@@ -367,9 +375,9 @@ def test_the_table_and_the_picture_say_what_the_verdict_says(tmp_path: Path) -> 
 
 
 def test_the_verdict_says_what_its_level_rests_on() -> None:
-    judged = partial(decide, make_scenarios(100), side("c", range(70)), side("b", range(50)), clean(), Promote())
+    judged = partial(looked, side("c", range(70)), side("b", range(50)))
     clusters = [str(number // 10) for number in range(100)]
-    result = judged(clusters=clusters, look=2)
+    result = judged(2, clusters)
     assert result.power is not None
     text = verdict_report.note(result)
     assert text.endswith(
@@ -381,4 +389,4 @@ def test_the_verdict_says_what_its_level_rests_on() -> None:
     silent = "The task does not say which scenarios are alike, so each counts as independent."
     assert silent in verdict_report.note(judged())
     assert silent not in text
-    assert "this is no look at the test split" in verdict_report.note(judged(look=0))
+    assert "this is no look at the test split" in verdict_report.note(judged(0))

@@ -64,13 +64,15 @@ def test_what_is_simulated_is_what_the_gate_decides() -> None:
     for look in (1, 4):
         decided = [
             gate.decide(
-                scenarios,
-                gate.Side("c", own_N.astype(float), 3.0, 60.0),
-                gate.Side("b", base_N.astype(float), 3.0, 60.0),
+                gate.Look(
+                    scenarios,
+                    gate.Side("c", own_N.astype(float), 3.0, 60.0),
+                    gate.Side("b", base_N.astype(float), 3.0, 60.0),
+                    clusters=clusters,
+                    number=look,
+                ),
                 report,
                 Promote(),
-                clusters=clusters,
-                look=look,
             ).promoted
             for own_N, base_N in zip(own_TN, base_TN, strict=True)
         ]

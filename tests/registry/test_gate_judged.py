@@ -13,7 +13,7 @@ from steps.core.errors import UserError
 from steps.core.params import Promote
 from steps.core.records import PAIRS, Evaluation, Judged, Pair, Reward, Trajectory, write_records
 from steps.registry import card, gate, verdict_report
-from steps.registry.gate import Side, decide, read_side
+from steps.registry.gate import Look, Side, decide, read_side
 
 N = 100
 SCENARIOS = [Scenario.make("toy", "test", [], {"number": i, "kind": "ab"[i % 2]}) for i in range(N)]
@@ -39,7 +39,7 @@ BASE = side("b", "b", 0, 0)
 
 
 def verdict(challenger: Side, champion: Side | None = None, **more: Any) -> gate.Verdict:
-    return decide(SCENARIOS, challenger, BASE, CLEAN, Promote(**more), champion)
+    return decide(Look(SCENARIOS, challenger, BASE, champion), CLEAN, Promote(**more))
 
 
 def failed(result: gate.Verdict) -> list[str]:

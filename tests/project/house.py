@@ -1,0 +1,141 @@
+"""The house in figures: what the main job reaches, what the product holds, and what LAYOUT's targets are.
+
+    python -m tests.project.house             # a table, and what breaks a limit
+    python -m tests.project.house --modules   # what the main job reaches, by room, and the largest modules
+
+The main job is `flows.train` with the task email_search and the stages that it runs. It reaches what these import, wherever
+the import stands, types excepted; what a port brings (steps/core/ports.py) is reached where params.yaml names it alone.
+tests/project/test_house.py holds the figures to `LIMITS`, which may only fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from steps.core.params import Params
+from tests.project.test_layout import ROOT, imports, modules, without_types
+
+MAIN_JOB = (
+    "flows.train",
+    "environments.email_search",
+    *(f"steps.{stage}" for stage in "code scenarios initialise rollout score update evaluate register".split()),
+)
+CORE = ("environments", "steps", "flows")
+MOST_ARGUMENTS, MOST_LINES = 8, 350
+
+
+class Figure(NamedTuple):
+    """A measured figure, what it was before the house was built anew, and what it should come to."""
+
+    name: str
+    value: int
+    before: int
+    target: int
+
+
+def lines_of(module: str, root: Path = ROOT) -> int:
+    path = root / f"{module.replace('.', '/')}.py"
+    path = path if path.exists() else root / module.replace(".", "/") / "__init__.py"
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
+    """The modules that these import, directly or not, and themselves."""
+    graph = {name: imports(without_types(tree), names) for name, tree in names.items()}
+    seen, queue = set[str](), [name for name in starts if name in names]
+    while queue:
+        if (name := queue.pop()) not in seen:
+            seen.add(name)
+            queue += graph[name]
+    return seen
+
+
+def settings(section: type[BaseModel] = Params, seen: frozenset[type[BaseModel]] = frozenset()) -> int:
+    """The fields of params.yaml, those of sections in place of the sections."""
+    count = 0
+    for field in section.model_fields.values():
+        inner = [kind for kind in sections_in(field.annotation) if kind not in seen]
+        count += sum(settings(kind, seen | {kind}) for kind in inner) or 1
+    return count
+
+
+def sections_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from sections_in(part)
+
+
+def long_signatures(names: dict[str, ast.Module]) -> list[str]:
+    """Functions with more than MOST_ARGUMENTS arguments, stages excepted: theirs are options of a command."""
+    result = []
+    for name, tree in names.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([each for each in given if each.arg not in ("self", "cls")])
+                is_stage = any(ast.unparse(each.annotation) in ("Input", "Output") for each in given if each.annotation)
+                if count > MOST_ARGUMENTS and not is_stage:
+                    result.append(f"{name}.{node.name}: {count} arguments")
+    return result
+
+
+def long_files(names: Iterable[str]) -> list[str]:
+    return [f"{name}: {count} lines" for name in names if (count := lines_of(name)) > MOST_LINES]
+
+
+def figures() -> list[Figure]:
+    """What is measured, today."""
+    names = modules(ROOT)
+    main_job = reached(MAIN_JOB, names)
+    core = [name for name in names if name.partition(".")[0] in CORE]
+    sections = {kind.__name__: kind for kind in sections_in_all(Params)}
+    return [
+        Figure("lines that the main job reaches", sum(map(lines_of, main_job)), 40458, 14000),
+        Figure("modules that the main job reaches", len(main_job), 246, 90),
+        Figure("lines of the product", sum(map(lines_of, names)), 70496, 44000),
+        Figure("modules of the product", len(names), 451, 280),
+        Figure("lines of the core (environments, steps, flows)", sum(map(lines_of, core)), 68571, 30000),
+        Figure("settings", settings(), 0, 125),
+        Figure("sections of settings", len(sections), 0, 0),
+        Figure("lines of dvc.yaml", len((ROOT / "dvc.yaml").read_text().splitlines()), 712, 180),
+        Figure("functions with more than 8 arguments", len(long_signatures(names)), 0, 0),
+        Figure("files over 350 lines", len(long_files(names)), 0, 0),
+    ]
+
+
+def sections_in_all(section: type[BaseModel]) -> set[type[BaseModel]]:
+    inner = {kind for field in section.model_fields.values() for kind in sections_in(field.annotation)}
+    return inner.union(*(sections_in_all(kind) for kind in inner if kind is not section))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modules", action="store_true", help="what the main job reaches, by room")
+    if parser.parse_args().modules:
+        main_job = reached(MAIN_JOB, modules(ROOT))
+        rooms = Counter[str]()
+        for name in main_job:
+            rooms[".".join(name.split(".")[:2])] += lines_of(name)
+        for room, count in rooms.most_common():
+            print(f"{count:6} {room}")
+        for name in sorted(main_job, key=lines_of, reverse=True)[:30]:
+            print(f"{lines_of(name):6} {name}")
+        return
+    print(f"{'':48}{'before':>8}{'today':>8}{'target':>8}")
+    for figure in figures():
+        print(f"{figure.name:48}{figure.before:>8}{figure.value:>8}{figure.target:>8}")
+    names = modules(ROOT)
+    for line in [*long_signatures(names), *long_files(names)]:
+        print(f"  {line}")
+
+
+if __name__ == "__main__":
+    main()
