@@ -99,28 +99,34 @@ def looked(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ADDONS)
-def test_the_core_works_without_it(tmp_path: Path, name: str) -> None:
-    folder = deleted(tmp_path, name)
+@pytest.mark.parametrize(
+    "names",
+    [(*ADDONS, *ASKED), *(pytest.param((name,), marks=pytest.mark.nightly) for name in ADDONS)],
+    ids="-".join,
+)
+def test_the_core_works_without(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Without all of them, and by night without each."""
+    folder = deleted(tmp_path, *names)
     content = looked(folder)
     assert not [why for why in content["failed"].values() if "addons" in why]
-    assert not [module for module in content["loaded"] if module.startswith(f"addons.{name}")]
-    assert ("serve" in content["services"]) == (name != "production")
-    assert ("flywheel" in content["deployments"]) == (name != "production")
-    assert ("WANDB_API_KEY" in content["forms"]) == (name != "trackers")
+    assert not [module for module in content["loaded"] if module.split(".")[1] in names]
+    assert ("serve" in content["services"]) == ("production" not in names)
+    assert ("flywheel" in content["deployments"]) == ("production" not in names)
+    assert ("WANDB_API_KEY" in content["forms"]) == ("trackers" not in names)
     listed = run(["make", "help"], folder).stdout
-    assert set(re.findall(r"^  make (\S+)", listed, re.MULTILINE)).isdisjoint(targets(name))
+    assert set(re.findall(r"^  make (\S+)", listed, re.MULTILINE)).isdisjoint(*map(targets, names))
     assert "  make train " in listed
-    assert f"addons.{name}" not in run(["make", "--dry-run", "--old-file=install", "doctor", "train"], folder).stdout
+    planned = run(["make", "--dry-run", "--old-file=install", "doctor", "train"], folder).stdout
+    assert not [name for name in names if f"addons.{name}" in planned]
     dry = run(python("flows.train", "--task", "multiplication", "--dry-run"), folder)
     assert (dry.returncode, json.loads(dry.stdout)["task"]) == (0, "multiplication"), dry.stderr
-    if name in NAMED:
+    for name in NAMED.keys() & {*names}:
         program, settings, sentence = NAMED[name]
         change_params(folder, settings)
         assert sentence in run([sys.executable, "-c", program], folder).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_run_needs_none_of_them(tmp_path: Path) -> None:
     folder = deleted(tmp_path, *ADDONS)
@@ -135,7 +141,7 @@ def test_a_run_needs_none_of_them(tmp_path: Path) -> None:
     assert json.loads((folder / "run/receipt.json").read_text())["name"] == "email_search"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ASKED)
 def test_sampling_works_without_it(name: str, tmp_path: Path) -> None:
