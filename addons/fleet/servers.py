@@ -304,10 +304,19 @@ class Fleet:
                     self.changed.notify()
 
 
+def end() -> None:
+    """Close the connections to all servers, and end the threads that ask them."""
+    for fleet in _fleets.values():
+        for replica in fleet.replicas:
+            fleet.run(replica.http.close())
+        fleet.loop.call_soon_threadsafe(fleet.loop.stop)
+    _fleets.clear()
+
+
 def get(policy: Policy) -> Fleet:
     """The servers of this policy."""
     key = policy.model_dump_json()
     if key not in _fleets:
-        _fleets.clear()
+        end()
         _fleets[key] = Fleet(policy)
     return _fleets[key]

@@ -317,7 +317,7 @@ def test_scenarios_come_from_the_file_alone(folder: Path) -> None:
     ]
     data = Mcp.load(folder)
     with pytest.raises(
-        ValueError, match=r"scenarios.jsonl is missing: `.venv/bin/python -m steps\.data\.generate --task mcp"
+        ValueError, match=r"scenarios.jsonl is missing: `.venv/bin/python -m addons\.supervised\.generate --task mcp"
     ):
         Mcp.scenarios(data, "train", 1, 1)
     path = folder / SCENARIOS

@@ -82,7 +82,7 @@ def test_each_stage_shows_the_progress_of_the_module_that_runs_it(stage: str, na
     """The tests at the end take minutes, and their progress comes under the name of the module that evaluates."""
     text = (ROOT / "dvc.yaml").read_text()
     assert re.search(
-        rf"^  {stage.partition('@')[0]}:(?:(?!^  \w).)*?python -m steps\.{module(stage)} ", text, re.M | re.S
+        rf"^  {stage.partition('@')[0]}:(?:(?!^  \w).)*?python -m [\w.]+\.{module(stage)} ", text, re.M | re.S
     )
     assert module(stage) == name
 

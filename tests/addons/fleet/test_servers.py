@@ -33,6 +33,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeVl
     monkeypatch.setattr(servers, "LOOK", 0.05)
     fakes = [FakeVllm(tmp_path / f"uploads-{number}", BASE) for number in range(2)]
     yield fakes
+    servers.end()
     for fake in fakes:
         if not fake.is_stopped:
             fake.stop()
