@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def stale(project: Project) -> set[str]:
-    """The stages that DVC would run again, without their iterations."""
+    """The stages that DVC would run again, without their iterations, once the lists of code are made again."""
+    listed = run(python("dvc", "repro", "--single-item", "code"), project.folder)
+    assert listed.returncode == 0, listed.stderr
     process = run(python("dvc", "status", "--json"), project.folder)
     assert process.returncode == 0, process.stderr
     return {name.partition("@")[0] for name in json.loads(process.stdout)}

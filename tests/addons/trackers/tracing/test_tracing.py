@@ -373,7 +373,7 @@ def test_sampled_episodes_keep_their_turns_times(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(episodes, "measure_turns", keep)
     limits, attempts = Rollout(max_tokens=4), [(item, 0) for item in some]
-    played = episodes.play(Job(Policy(context=20), limits, None, env, attempts, "x", 1, data), Sampler(), {"": chat})
+    played = episodes.play(Job(Policy(context=64), limits, None, env, attempts, "x", 1, data), Sampler(), {"": chat})
     assert played[1].stop_reason == "length"
     for item in played:
         moments = kept[item.fingerprint()]
