@@ -6,6 +6,8 @@ Each rule is a function that returns what breaks it, so that further tests can f
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -51,21 +53,39 @@ def module_of(path: Path, root: Path) -> str:
 
 def modules(root: Path) -> dict[str, ast.Module]:
     """Name -> syntax tree of every module of the project."""
+    return parsed_once() if root == ROOT else parsed(root)
+
+
+@functools.cache
+def parsed_once() -> dict[str, ast.Module]:
+    return parsed(ROOT)
+
+
+def parsed(root: Path) -> dict[str, ast.Module]:
     files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     return {module_of(path, root): ast.parse(path.read_text(), str(path)) for path in files}
 
 
 def imports(tree: ast.Module, names: dict[str, ast.Module], at_import: bool = False) -> set[str]:
     """The project's modules that a module imports anywhere in it, or only those that it imports when it is imported."""
-    found = set()
+    imported = set[str]()
+    for module, aliases in written(tree, at_import):
+        submodules = {f"{module}.{alias}" for alias in aliases} & names.keys()
+        imported |= submodules or {module}
+    return imported & names.keys()
+
+
+@functools.cache
+def written(tree: ast.Module, at_import: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The imports of a module as it has them: a module, and what is taken from it."""
+    pairs = list[tuple[str, tuple[str, ...]]]()
     for node in running(tree) if at_import else ast.walk(tree):
         match node:
             case ast.Import(names=aliases):
-                found |= {alias.name for alias in aliases}
+                pairs += ((alias.name, ()) for alias in aliases)
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
-                submodules = {f"{module}.{alias.name}" for alias in aliases} & names.keys()
-                found |= submodules or {module}
-    return found & names.keys()
+                pairs.append((module, tuple(alias.name for alias in aliases)))
+    return tuple(pairs)
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
@@ -129,8 +149,9 @@ def circles(root: Path) -> list[str]:
     return []
 
 
+@functools.cache
 def without_types(tree: ast.Module) -> ast.Module:
-    """The tree without `if TYPE_CHECKING:`, whose imports never run."""
+    """A copy of the tree without `if TYPE_CHECKING:`, whose imports never run."""
 
     class Remover(ast.NodeTransformer):
         def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
@@ -138,7 +159,7 @@ def without_types(tree: ast.Module) -> ast.Module:
             typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
             return list(node.orelse) if typing else node
 
-    return Remover().visit(tree)
+    return Remover().visit(copy.deepcopy(tree))
 
 
 def test_no_room_imports_upwards_or_sideways() -> None:

@@ -24,7 +24,7 @@ from tests.support.agents._common import mailbox
 
 pytestmark = pytest.mark.slow
 TASK = "tests.support.agents.email_native"
-SCENARIOS, ATTEMPTS, SEED = 4, 3, 11
+SCENARIOS, ATTEMPTS, SEED = 3, 2, 11
 
 
 def attempts() -> list[tuple[Scenario, int]]:
