@@ -243,7 +243,7 @@ gpu-site: $(filter $(OWN_UV),$(ANY_UV))  ## put what gpu-check needs beside torc
 
 # What a machine with a GPU and no network needs of this repository, for `git sparse-checkout set --no-cone --stdin` or `tar -T -`.
 gpu-sparse:  ## list the files that gpu-check and gpu-train need, for a machine that gets no more (git sparse-checkout, tar -T)
-	@files=$$(git ls-files -- Makefile params.yaml benchmarks environments flows requirements steps tasks_data/email_search \
+	@files=$$(git ls-files -- Makefile params.yaml addons benchmarks environments flows requirements steps tasks_data/email_search \
 		tasks_data/embedded_policy tasks_data/json_records tasks_data/json_records.yaml ':!*.png' ':!*.safetensors' ':!benchmarks/*.jsonl'); echo "$$files"; \
 	tr '\n' '\0' <<< "$$files" | du -cb --files0-from=- | awk 'END {printf "gpu-sparse: %.1f MiB\n", $$1 / 2^20}' >&2
 

@@ -32,7 +32,7 @@ EVERY_TASK = (
 # Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
 # processes of this machine are started, ended, and kept from each other.
 SHOWN = "cores errors files masking progress readable secret_forms terminal"
-NOT_IN_OUTPUTS = {"steps/runner", "addons/fleet/ray_train.py", *(f"steps/core/{name}.py" for name in SHOWN.split())}
+NOT_IN_OUTPUTS = {"steps/runner", *(f"steps/core/{name}.py" for name in SHOWN.split())}
 NOT_IN_OUTPUTS |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
 
 
@@ -101,15 +101,11 @@ class Imports:
 
     def of(self, file: Path) -> tuple[set[Path], bool]:
         if file not in self.read:
-            tree = parsed(file)
-            names = {name for node in ast.walk(tree) for name in self.names(node)}
-            files = {path for name in names for path in self.file(name)}
+            nodes = list(ast.walk(parsed(file)))
+            files = {path for node in nodes for name in self.names(node) for path in self.file(name)}
             if file.is_relative_to(self.root / "environments"):
                 files |= set(named_files(self.root / "environments", file))
-            loads = any(
-                isinstance(node, ast.Call) and ast.unparse(node.func) == "environments.load" for node in ast.walk(tree)
-            )
-            self.read[file] = files, loads
+            self.read[file] = files, any(map(loads_task, nodes))
         return self.read[file]
 
     def names(self, node: ast.AST) -> Iterator[str]:
@@ -154,6 +150,14 @@ class Imports:
     def is_left_out(self, file: Path) -> bool:
         path = file.relative_to(self.root)
         return path.as_posix() in NOT_IN_OUTPUTS or path.parent.as_posix() in NOT_IN_OUTPUTS
+
+
+def loads_task(node: ast.AST) -> bool:
+    """Whether a node is a call of environments.load."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="environments"), attr="load")):
+            return True
+    return False
 
 
 def parsed(file: Path) -> ast.Module:

@@ -94,12 +94,12 @@ def adopt(params: Params, sources: list[str], say: Callable[[str], None]) -> Par
 
 def missing(params: Params) -> str:
     """What would let the policy be taught, in two sentences; in one where no add-on teaches."""
-    other = f"begin with a policy that knows more, such as `make train TASK={params.task} PRESET=smollm2`."
+    other = f"with a policy that knows more, such as `make train TASK={params.task} PRESET=smollm2`."
     if not names("teaching"):
-        return other.capitalize()
+        return f"Begin {other}"
     return (
         f"Write some 30 demonstrations to {environments.data_of(params.task) / OWN} (docs/start.md), or a player "
-        f"`scripted` in the task, then run the same command again. Or {other}"
+        f"`scripted` in the task, then run the same command again. Or begin {other}"
     )
 
 

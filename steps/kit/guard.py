@@ -15,6 +15,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ class Call:
     send: Send
 
 
-class Middleware:
+class Middleware(ABC):
     """ASGI middleware whose `answer` is what a call gets, or None for those that reach the application. A connection by
     WebSocket that would get an answer is refused."""
 
@@ -56,8 +57,9 @@ class Middleware:
             return await send({"type": "websocket.close", "code": 1008})
         return await answer(scope, call.receive, send)
 
+    @abstractmethod
     async def answer(self, call: Call) -> Response | None:
-        raise NotImplementedError
+        """What a call gets in place of the application's answer; None where it goes on."""
 
     async def lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """From the server's start to its end."""

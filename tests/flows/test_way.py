@@ -94,6 +94,14 @@ def test_without_anything_to_learn_from_the_run_stops_and_says_what_is_missing(
     assert choose(measured, way="grpo")[0].sft is None, "--force goes on"
 
 
+def test_without_an_addon_that_teaches_another_policy_is_what_is_left(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way, "names", lambda port: [])
+    command = f"`make train TASK={TASK} PRESET=smollm2`"
+    assert way.missing(load("params.yaml", Params)) == f"Begin with a policy that knows more, such as {command}."
+
+
 @pytest.mark.parametrize(
     ("measured", "cause", "cure"),
     [
