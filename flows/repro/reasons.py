@@ -55,8 +55,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def changed_code(repo: Repo, listing: str, before: str) -> list[str]:
-    """The files that differ from those of the list with this hash, by the list that is there now."""
+def changed_code(repo: Repo, listing: str, before: str | None) -> list[str]:
+    """The files that differ from those of the list with this hash, by the list that is there now. None: dvc.lock has no
+    such list, as of runs from before there were any."""
+    if before is None:
+        return ["the way its code is listed"]
     with suppress(OSError, ValueError):
         old = json.loads(Path(repo.cache.local.oid_to_path(before)).read_text())
         new = json.loads((Path(repo.root_dir) / listing).read_text())

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.repro.pipeline import Pipeline
 from tests.conftest import run
@@ -97,6 +98,16 @@ def test_lost_results_and_other_commands_are_named(ran: Path) -> None:
     assert said(ran) == ["The run starts over from scenarios: its command changed."]
     assert run(["rm", "-r", "run/trajectories", ".dvc/cache"], ran).returncode == 0
     assert said(ran) == ["The run starts over from scenarios: run/ or DVC's cache lacks its results."]
+
+
+def test_a_run_from_before_its_code_was_listed_starts_over(ran: Path) -> None:
+    lock = yaml.safe_load((ran / "dvc.lock").read_text())
+    deps = lock["stages"]["scenarios"]["deps"]
+    lock["stages"]["scenarios"]["deps"] = [dep for dep in deps if not dep["path"].startswith("run/code/")]
+    (ran / "dvc.lock").write_text(yaml.safe_dump(lock))
+    (ran / "data").write_text("f")  # else DVC finds the result in its cache, and nothing runs
+    assert said(ran) == ["The run starts over from scenarios: data and the way its code is listed changed."]
+    assert said(ran) == []
 
 
 def test_an_edit_while_a_run_goes_on_counts_for_the_stages_that_follow(
