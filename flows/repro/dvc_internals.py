@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from dvc import dvcfile, rwlock
+from dvc.exceptions import DvcException
 from dvc.lock import make_lock
-from dvc.stage import cache, run
+from dvc.repo import Repo, lock_repo
+from dvc.stage import PipelineStage, cache, run
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
 from fsspec.implementations.memory import MemoryFileSystem
@@ -62,10 +64,10 @@ def replaced(lock_file: LockFile, run_command: Callable[..., None]) -> Iterator[
 
 
 class LockFile:
-    """dvc.lock as it was last written here: neither DVC's reads nor the next write parse the same text again."""
+    """dvc.lock as it was last read or written here: neither DVC's reads nor the next write parse the same text again."""
 
     def __init__(self) -> None:
-        self.written: dict[bytes, dict[str, Any]] = {}  # at most one: the hash of a text, and its content
+        self.last: dict[bytes, dict[str, Any]] = {}  # at most one: the hash of a text, and its content
         self.seen: dict[str, Any] = {}  # what its entries share
 
     def loader(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -73,8 +75,13 @@ class LockFile:
 
         def load(lock: Any) -> Any:
             path = Path(lock.path)
-            content = self.written.get(text_hash(path.read_text(encoding="utf-8"))) if path.exists() else None
-            return original(lock) if content is None else content | {"stages": Entries(content.get("stages") or {})}
+            if not path.exists():
+                return original(lock)
+            key = text_hash(path.read_text(encoding="utf-8"))
+            if key not in self.last:
+                self.last = {key: original(lock)}  # which checks its schema
+            content = self.last[key]
+            return content | {"stages": Entries(content.get("stages") or {})}
 
         return load
 
@@ -90,7 +97,7 @@ class LockFile:
                 yield data
             return
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-        data = self.written.pop(text_hash(text), None) or parse_yaml(text, path)
+        data = self.last.pop(text_hash(text), None) or parse_yaml(text, path)
         before = dict(data.get("stages") or {})
         stages_last = list(data)[-1:] == ["stages"]
         yield data
@@ -103,7 +110,7 @@ class LockFile:
             text = dumps_yaml(data)
         write_text(file, text)
         data["stages"] |= {name: shared(data["stages"][name], self.seen) for name in changed}
-        self.written = {text_hash(text): data}
+        self.last = {text_hash(text): data}
 
 
 def text_hash(text: str) -> bytes:
@@ -137,6 +144,18 @@ def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> 
         return texts[next(sorted_names)] if match[1] in order else match[0]
 
     return ENTRY.sub(place, text)
+
+
+# --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage anew (no issue is
+# known), and there is no call that only tells which stages it would run.
+
+
+def up_to_date(repo: Repo) -> frozenset[str]:
+    """The names of the stages that DVC would not run, by what it asks each before it runs it."""
+    with lock_repo(repo), contextlib.suppress(DvcException):  # which the stage itself ends with, when its turn comes
+        stages = [stage for stage in repo.index.stages if isinstance(stage, PipelineStage)]
+        return frozenset(stage.name for stage in stages if not stage.changed())
+    return frozenset()
 
 
 # --- .dvc/tmp/rwlock. Upstream: DVC writes it in place, and refuses one that was cut short (treeverse/dvc#7615 after Ctrl-C,

@@ -1,6 +1,6 @@
 """Runs the stages of dvc.yaml through DVC, which alone decides what is stale.
 
-A stage that is up to date takes some hundredths of a second.
+A stage that is up to date takes some hundredths of a second, and less where DVC was asked about all of them at once.
 """
 
 from __future__ import annotations
@@ -61,20 +61,42 @@ class Pipeline:
         self.parts, self.users = contextlib.ExitStack(), 0  # of DVC, that are replaced while a stage is under way
         self.is_ended = False
         self.say, self.code = say, frozenset[tuple[str, int]]()  # as of when the lists of code were made
+        self.unchanged = frozenset[str]()  # by what `look` saw, until a stage may run
 
     def reproduce(self, stage: str, beside: bool = False) -> bool:
         """Run a stage if it is stale: whether it ran. StageFailed where it failed; KeyboardInterrupt on Ctrl-C. `beside`: in
         another thread than the main one, while that may run a stage, too."""
         self.own.variables = self.beside if beside else {}
         try:
-            if not beside and (code := written(self.root)) != self.code:
-                self._reproduce(CODE, beside)
-                self.code = code
+            if not beside:
+                self._list_code()
+            if stage in self.unchanged:
+                return False
+            self.unchanged = frozenset()  # what this stage makes, others read
             return not (beside and self.is_ended) and self._reproduce(stage, beside)
         except (StageFailed, UserError, KeyboardInterrupt):
             if beside and self.is_ended:
                 return False
             raise
+
+    def look(self) -> None:
+        """Ask DVC once which stages of the chain as it stands are up to date, which need no further look until one runs.
+
+        A run that goes on, or that has ended, has dozens of them, and DVC reads dvc.yaml and dvc.lock anew for each."""
+        from flows.repro.dvc_internals import up_to_date
+
+        self.own.variables = {}
+        if (self.root / "dvc.lock").exists():
+            self._list_code()
+            self.own.stage = ""
+            with self.turn, self._replaced():
+                self.unchanged = up_to_date(self._repo(beside=False))
+
+    def _list_code(self) -> None:
+        """Write the lists of what each stage runs, where that may have changed since they were written."""
+        if (code := written(self.root)) != self.code:
+            self._reproduce(CODE, beside=False)
+            self.code, self.unchanged = code, frozenset()
 
     def end_beside(self) -> None:
         """End the stage that runs beside at once, as one that did not run; none begins there any more."""
@@ -111,18 +133,22 @@ class Pipeline:
         finally:
             self.turn.acquire()
 
+    def _repo(self, beside: bool) -> Repo:
+        from dvc.repo import Repo
+
+        if beside not in self.repos:
+            self.repos[beside] = Repo(os.fspath(self.root))
+        return self.repos[beside]
+
     def _reproduce(self, stage: str, beside: bool) -> bool:
         from dvc.exceptions import DvcException, ReproductionError
-        from dvc.repo import Repo
 
         from flows.repro.dvc_internals import CommandFailed
 
         self.own.stage = stage
         try:
             with self.turn, self._replaced():
-                if beside not in self.repos:
-                    self.repos[beside] = Repo(os.fspath(self.root))
-                return bool(self.repos[beside].reproduce(targets=[stage], single_item=True))
+                return bool(self._repo(beside).reproduce(targets=[stage], single_item=True))
         except DvcException as problem:
             links = list(causes(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):
@@ -137,6 +163,7 @@ class Pipeline:
 
 
 def written(root: Path) -> frozenset[tuple[str, int]]:
-    """The Python files that stages run, and when each was written, in ns."""
-    files = (path for folder in PACKAGES for path in (root / folder).rglob("*.py"))
-    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in files)
+    """The Python files that stages run and the parameters by which they are chosen, and when each was written, in ns."""
+    files = [path for folder in PACKAGES for path in (root / folder).rglob("*.py")]
+    others = root.glob("params.yaml") if files else []
+    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in (*files, *others))

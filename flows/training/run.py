@@ -146,6 +146,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     with store.variables(**usual):
         pipeline = Pipeline(Path.cwd(), beside, display.say)
         try:
+            pipeline.look()
             begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
             return _tracked(display, started, pipeline, name)
         except Exception as problem:

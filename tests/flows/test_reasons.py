@@ -120,3 +120,30 @@ def test_an_edit_while_a_run_goes_on_counts_for_the_stages_that_follow(
     pipeline.reproduce("rollout_1")
     assert json.loads((ran / "run/code/scenarios.json").read_text())["environments/mine.py"] == "edited meanwhile"
     assert pipeline.reproduce("scenarios"), "and the next run begins there"
+
+
+STAGES = ("scenarios", "rollout_1", "register")
+
+
+def test_a_look_at_all_stages_at_once_says_what_dvc_says_of_each(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ran)
+    said(ran)
+    pipeline = Pipeline(ran)
+    pipeline.look()
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_reproduce", lambda *_, **__: pytest.fail("DVC is asked again"))
+        assert [pipeline.reproduce(stage) for stage in STAGES] == [False] * 3
+    (ran / "data").write_text("h")
+    pipeline = Pipeline(ran)
+    pipeline.look()
+    assert [pipeline.reproduce(stage) for stage in STAGES] == [True] * 3, "what was up to date before the first ran"
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "environments/mine.py"])
+def test_what_is_edited_after_the_look_counts(ran: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ran)
+    said(ran)
+    pipeline = Pipeline(ran)
+    pipeline.look()
+    (ran / name).write_text("{seed: 9, rollout: {temperature: 1.0, attempts: 8}}" if name == "params.yaml" else "9")
+    assert pipeline.reproduce("scenarios")
