@@ -161,7 +161,7 @@ def by_decision(
     env: type[Env], held_out: Sequence[Scenario], played: Sequence[Trajectory]
 ) -> dict[str, tuple[int, int]]:
     """(right decisions, all) by kind, of the episodes that did not fail."""
-    from environments._numbers import UnusableNumber, truth
+    from environments.kit.values import UnusableNumber, truth
 
     counts: dict[str, tuple[int, int]] = {}
     problems: list[str] = []

@@ -155,7 +155,7 @@ def generate(
                 refused.append(refusal(key, unsolved[scenario.id]))
                 continue
             written = candidate.model_dump()
-            if env.is_agent:  # as people write them (environments/_agents.py)
+            if env.is_agent:  # as people write them (environments/kit/agents.py)
                 lines.append({"messages": written["messages"]} | written["data"])
             else:
                 lines.append(

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from environments._agents import Result
 from environments.base import Message, Scenario
+from environments.kit.agents import Result
 from steps.core import pictures as images
 from steps.core.parquet import DAMAGE, read_columns, unreadable
 from steps.core.stats import counted

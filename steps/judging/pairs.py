@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._numbers import REASON
+from environments.kit.values import REASON
 from steps.core.errors import UserError
 from steps.core.records import Evaluation, Judged, Judgement, Pair, Trajectory, read_records
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from environments._agents import Result
 from environments.base import Scenario
+from environments.kit.agents import Result
 from steps.core.errors import UserError
 from steps.core.records import (
     Evaluation,

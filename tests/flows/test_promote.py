@@ -325,7 +325,7 @@ def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(pro
 def test_an_agent_of_the_users_own_is_judged_without_a_scripted_player(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from environments._agents import agent_env
+    from environments.kit.agents import agent_env
 
     module = ModuleType("toy")
     module.rollout = lambda episode: 1.0  # type: ignore[attr-defined]

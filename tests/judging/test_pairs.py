@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from environments._agents import Result
 from environments.base import Scenario
+from environments.kit.agents import Result
 from environments.multiplication import Multiplication
 from environments.multiplication import scenario as product
 from steps.core.errors import UserError
