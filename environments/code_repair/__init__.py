@@ -8,18 +8,16 @@ clock or random numbers can give different results in each run.
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments import base
-from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
+from environments.base import Component, Message, Outcome, Scenario, Split, tool
 from environments.code_repair.mutants import mutants, passed
+from environments.code_repair.players import Players, all_right
 from environments.code_repair.programs import make_problem
 from environments.kit.sandbox import NEEDED, Answer, RunResult, needed_walls, run, run_trusted
 
@@ -46,7 +44,6 @@ REWARD = {  # value, and why
 }
 MOST_REFUSED = 3  # at most so many refusals count, because a loop of attempts is a single idea
 NEEDED_TURNS = 2
-RANDOM_END = 1 / 3  # of the random player's turns after the first hand in what ran
 
 
 class Problems(NamedTuple):
@@ -59,14 +56,13 @@ class Problems(NamedTuple):
     is_practice: bool = False
 
 
-class CodeRepair(Env):
+class CodeRepair(Players):
     """One function to write or to mend."""
 
     max_turns = 12
     overlap: ClassVar[int] = 8  # a process for each answer: 20 ms of a core, twice as much where the code has no end
     sources = ("name",)
     secret: ClassVar[tuple[str, ...]] = ("reference",)
-    latest: str = ""  # the code that ran last
 
     @classmethod
     def load(cls, folder: Path) -> Problems:
@@ -215,7 +211,7 @@ class CodeRepair(Env):
         answers = [
             str(message["content"]) for message in messages if message["role"] == "tool" and not base.is_error(message)
         ]
-        return "nothing ran" if not answers else "right" if _all_right(answers[-1]) else "wrong"
+        return "nothing ran" if not answers else "right" if all_right(answers[-1]) else "wrong"
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
@@ -223,133 +219,6 @@ class CodeRepair(Env):
         tests = submitted(messages)
         share = tests[0] / tests[1] if tests else 0.0
         return Outcome(optimal_turns=NEEDED_TURNS, required={"submit": tests is not None}, accuracy=share)
-
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Tries small changes one by one, likely mistakes first, until the examples pass; without code, a few usual function
-        bodies."""
-        task = str(messages[1]["content"])
-        tried = [(code, str(answer["content"])) for code, answer in _codes(shown_code(task), messages)]
-        if tried and _all_right(tried[-1][1]):
-            return base.use("submit")
-        fresh = sorted(set(_candidates(task)) - {code for code, _ in tried})
-        if len(tried) == self.max_turns - 1 or not fresh:
-            return base.use("submit")
-        likely = [code for code in fresh if is_likely(shown_code(task), code)]
-        return trial(task, rng.choice(likely or fresh))
-
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        if self.latest and rng.random() < RANDOM_END:
-            return base.use("submit")
-        task = str(messages[1]["content"])
-        return trial(task, rng.choice(_candidates(task)))
-
-    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Tries the reference, then hands it in."""
-        if self.latest:
-            return base.use("submit")
-        return trial(str(messages[1]["content"]), _printed(self.scenario.data["reference"]))
-
-    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Hands in the code as it was, or a function that does nothing."""
-        stub = f"def {self.scenario.data['signature']}:\n    return None\n"
-        return base.use("submit", code=self.scenario.data["broken"] or stub)
-
-
-def trial(task: str, code: str) -> Message:
-    """The call that runs this code: an edit where the task shows code."""
-    if broken := shown_code(task):
-        old, new = edit_of(broken, code)
-        return base.use("edit", old=old, new=new)
-    return base.use("run_code", code=code)
-
-
-def shown_code(task: str) -> str:
-    """The code that a task shows; an empty text if it shows none."""
-    code = re.search(r"```python\n(.*)```", task, re.DOTALL)
-    return code[1] if code else ""
-
-
-# Words that are more often a mistake than what stands in their place in programs that work, of those of the training split.
-LIKELY = {
-    "not": "",
-    "-": "+",
-    "-=": "+=",
-    "//": "%",
-    "!=": "==",
-    ">": "<",
-    ">=": "<=",
-    "or": "and",
-    "min": "max",
-    "any": "all",
-    "upper": "lower",
-    "True": "False",
-    "2": "1",
-    "0": "1",
-}
-
-
-def is_likely(code: str, other: str) -> bool:
-    """Whether the first word in which a program differs from the broken `code` is a likely mistake."""
-    if not code:
-        return False
-    words, others = _words(code), _words(other)
-    start = _equal(words, others)
-    old, new = ("".join(part[start : start + 1]).strip() for part in (words, others))
-    return LIKELY.get(old) in ("", new)
-
-
-def edit_of(code: str, other: str) -> tuple[str, str]:
-    """A replacement (old, new) that makes `other` of `code`: the words that change, and as many after (or before) them as it
-    takes until the first place of `old` is the right one."""
-    words, others = _words(code), _words(other)
-    start = _equal(words, others)
-    kept = min(_equal(words[::-1], others[::-1]), len(words) - start, len(others) - start)  # words at the end that stay
-    while True:
-        old, new = ("".join(part[start : len(part) - kept]) for part in (words, others))
-        if old and code.replace(old, new, 1) == other:
-            return old, new
-        start, kept = start if kept else start - 1, max(kept - 1, 0)
-
-
-def _words(code: str) -> list[str]:
-    return re.findall(r" ?(?:\w+|[^\w\s]+)|\s", code)
-
-
-def _equal(words: Sequence[str], others: Sequence[str]) -> int:
-    """How many words are equal before the first that differ."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
-
-
-USUAL = (
-    "sorted({})",
-    "sum({})",
-    "{}[::-1]",
-    "len({})",
-    "max({})",
-    "list({})",
-    "{} % 2 == 0",
-    "{}",
-)  # of the first argument
-
-
-@lru_cache(maxsize=64)
-def _candidates(task: str) -> tuple[str, ...]:
-    """Programs that might be right, from the task as the policy sees it."""
-    signature = task.partition(" function ")[2].partition(")")[0] + ")"
-    if code := shown_code(task):
-        return tuple(mutants(code))
-    first = re.split(r"[(,)]", signature)[1].strip()
-    return tuple(f"def {signature}:\n    return {body.format(first)}\n" for body in USUAL)
-
-
-def _printed(code: str) -> str:
-    """Code in the form in which broken programs stand."""
-    return ast.unparse(ast.parse(code)) + "\n"
-
-
-def _all_right(answer: str) -> bool:
-    lines = answer.partition("Printed:")[0].splitlines()
-    return bool(lines) and all(line.endswith(": right") for line in lines)
 
 
 def written_call(name: str, arguments: Sequence[Any]) -> str:
@@ -387,18 +256,6 @@ def submitted(messages: Sequence[Message]) -> tuple[int, int] | None:
         if match:
             return int(match[1]), int(match[2])
     return None
-
-
-def _codes(broken: str, messages: Sequence[Message]) -> list[tuple[str, Message]]:
-    """(the whole program, the answer) of each call that ran one, with edits of `broken`; of a submission without code, the
-    program before it."""
-    codes = [("", Message())]
-    for name, arguments, answer in base.tool_calls(messages):
-        if base.is_error(answer):
-            continue
-        code = arguments.get("code") or codes[-1][0]
-        codes.append((broken.replace(arguments["old"], arguments["new"], 1) if name == "edit" else code, answer))
-    return codes[1:]
 
 
 def too_long(code: str) -> str:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import operator
 import re
-import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
 
 from environments import base
-from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
+from environments.base import Component, Message, Outcome, Scenario, Split, tool
 from environments.email_search import decisions, served
+from environments.email_search.inbox import ROWS_SHOWN, Mailbox, Row, build_index, shown
+from environments.email_search.players import UNKNOWN, Players
 
-Row = dict[str, Any]
-ROWS_SHOWN = 5
 LONGEST = 500  # characters of a query
 KINDS = ("sender", "month", "latest")  # what identifies the mail that a question asks about
 SYSTEM = (
@@ -45,49 +43,10 @@ REWARD = {  # value, and why
     "error": (-0.1, "a malformed call, an unknown tool or wrong arguments"),
     "turn": (-0.03, "each call beyond the three that are needed takes time"),
 }
-UNKNOWN = "I don't know"
 NEEDED_CALLS = 3
-MONTHS = "January February March April May June July August September October November December".split()
 
 
-class Mailbox(dict[str, sqlite3.Connection]):
-    """The index of each inbox by its owner, and the questions by split. Both are made when they are first asked for: a stage
-    needs few of them."""
-
-    def __init__(
-        self,
-        mails: Iterable[Row],
-        index: Callable[[Sequence[Row]], sqlite3.Connection],
-        questions: Callable[[], dict[str, list[Row]]] = dict,
-    ) -> None:
-        super().__init__()
-        self.mails: dict[str, list[Row]] = {}  # by owner
-        for mail in mails:
-            self.mails.setdefault(mail["owner"], []).append(mail)
-        self._index, self._questions = index, questions
-
-    def __missing__(self, owner: str) -> sqlite3.Connection:
-        self[owner] = self._index(self.mails.get(owner, []))
-        return self[owner]
-
-    @cached_property
-    def questions(self) -> dict[str, list[Row]]:
-        return self._questions()
-
-
-def build_index(mails: Sequence[Row]) -> sqlite3.Connection:
-    """An FTS5 index of one inbox in memory, with a table of the mails by id: built in 2 ms."""
-    index = sqlite3.connect(":memory:", check_same_thread=False)
-    columns = "id unindexed, date unindexed, sender unindexed, recipient unindexed, subject, body"
-    index.execute(f"create virtual table mail using fts5({columns}, tokenize='porter unicode61')")
-    index.execute("create table mail_by_id (id primary key, date, sender, recipient, subject, body) without rowid")
-    rows = [tuple(mail[key] for key in ("id", "date", "sender", "to", "subject", "body")) for mail in mails]
-    for table in ("mail", "mail_by_id"):
-        index.executemany(f"insert into {table} values (?, ?, ?, ?, ?, ?)", rows)
-    return index
-
-
-class EmailSearch(Env):
+class EmailSearch(Players):
     """One question about one inbox."""
 
     max_turns = 6
@@ -100,7 +59,6 @@ class EmailSearch(Env):
     kinds: ClassVar[tuple[str, ...]] = KINDS
     kept: ClassVar[tuple[str, ...]] = ("owner", "kind", "answer", "conflicting", "source_ids")  # hidden data
     lists: ClassVar[tuple[str, ...]] = ("search_emails",)  # tools that list emails
-    readers: ClassVar[tuple[str, ...]] = ("read_email",)  # tools that show the text of emails
 
     @classmethod
     def load(cls, folder: Path) -> Mailbox:
@@ -181,11 +139,6 @@ class EmailSearch(Env):
             (self._match(words), name, after or "", before or "9", limit),
         ).fetchall()
         return rows
-
-    @property
-    def inbox(self) -> sqlite3.Connection:
-        mailbox: Mailbox = self.data
-        return mailbox[self.scenario.data["owner"]]
 
     def _match(self, keywords: list[str]) -> str:
         """A query in the language of FTS5: all keywords must match, and the words within a keyword must be adjacent."""
@@ -298,98 +251,12 @@ class EmailSearch(Env):
 
     # Players
 
-    def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches with the words and the filter of the question, then reads the results until a mail states a value."""
-        query = self._query(str(messages[1]["content"]))
-        calls = base.tool_calls(messages)
-        if not calls:
-            return base.use("search_emails", **query)
-        name, arguments, observation = calls[-1]
-        value = self._value(str(observation["content"]), query) if name in self.readers else None
-        if value is not None:
-            return base.use("return_final_answer", answer=value, source_ids=[arguments["id"]])
-        asked = {str(inputs.get("id")) for _, inputs, _ in calls}
-        unread = [id for id in seen_ids(messages) if id not in asked]
-        if not unread or len(calls) >= self.max_turns - 1:
-            return base.use("return_final_answer", answer=UNKNOWN, source_ids=[])
-        return self._open(unread[0])
-
-    def _open(self, name: str) -> Message:
-        return base.use("read_email", id=name)
-
-    @classmethod
-    def _query(cls, question: str) -> dict[str, Any]:
-        """The arguments of a search for the answer to a question."""
-        words = re.match(r"What (?:is|was) the (?:latest )?(\w+) for (\w+)", question)
-        query: dict[str, Any] = {"keywords": [words[2], words[1]] if words else re.findall(r"\w{4,}", question)}
-        if sender := re.search(r" according to (.+)\?", question):
-            query["sender"] = sender[1]
-        elif when := re.search(rf" in ({'|'.join(MONTHS)}) (\d{{4}})\?", question):
-            query |= days_of(int(when[2]), MONTHS.index(when[1]) + 1)
-        else:
-            query["sort"] = "newest"
-        return query
-
-    def _value(self, mail: str, query: dict[str, Any]) -> str | None:
-        """The value that a mail states: the end of its sentence with `is`."""
-        stated = served.VALUE.search(mail)
-        return stated[1] if stated else None
-
-    def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches words of the question, reads ids that were shown, and answers with a word of the question."""
-        words = re.findall(r"\w+", str(messages[1]["content"]))
-        ids = seen_ids(messages) or ["m100"]
-        choice = rng.randrange(4)
-        if choice < 2:
-            return base.use("search_emails", keywords=rng.sample(words, min(len(words), rng.randrange(1, 3))))
-        if choice == 2:
-            return base.use("read_email", id=rng.choice(ids))
-        return base.use("return_final_answer", answer=rng.choice(words), source_ids=[rng.choice(ids)])
-
-    def gold(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Searches the source by its subject, sender and day, reads it, and answers."""
-        source = self.scenario.data["source_ids"][0]
-        calls = len(base.tool_calls(messages))
-        if calls == 0:
-            query = "select subject, sender, date from mail_by_id where id = ?"
-            subject, sender, day = self.inbox.execute(query, (source,)).fetchone()
-            words = subject.removeprefix("Re: ").split()
-            return base.use("search_emails", keywords=words, sender=sender, after=day, before=day)
-        if calls == 1:
-            return self._open(source)
-        return base.use(
-            "return_final_answer", answer=self.scenario.data["answer"], source_ids=self.scenario.data["source_ids"]
-        )
-
-    def bad(self, messages: Sequence[Message], rng: Random) -> Message:
-        """Answers at once with the value of another mail, or gives up."""
-        answer = rng.choice([UNKNOWN, *self.scenario.data["conflicting"]])
-        return base.use("return_final_answer", answer=answer, source_ids=[])
-
 
 def _by_split(rows: Iterable[Row]) -> dict[str, list[Row]]:
     asked: dict[str, list[Row]] = {}
     for row in rows:
         asked.setdefault(row["split"], []).append(row)
     return asked
-
-
-def shown(rows: Sequence[Sequence[Any]], count: int) -> str:
-    """The first rows of a result under the number of all of them."""
-    if not rows:
-        return "0 emails."
-    return "\n".join([f"{count} emails:", *(" | ".join(row[:4]) for row in rows[:ROWS_SHOWN])])
-
-
-def seen_ids(messages: Sequence[Message]) -> list[str]:
-    """Ids of all rows that were shown, in order, without repetition."""
-    texts = [str(message["content"]) for message in messages if message["role"] == "tool"]
-    return list(dict.fromkeys(id for text in texts for id in re.findall(r" \| (m\d+)$", text, re.MULTILINE)))
-
-
-def days_of(year: int, month: int) -> dict[str, str]:
-    """First and last day of a month for a search. Days are compared as text, so that 31 fits every month."""
-    return {"after": f"{year}-{month:02d}-01", "before": f"{year}-{month:02d}-31"}
 
 
 def is_unknown(answer: str) -> bool:

@@ -10,7 +10,7 @@ from environments import base
 from environments.base import Message
 
 if TYPE_CHECKING:
-    from environments.email_search import Mailbox
+    from environments.email_search.inbox import Mailbox
 
 VALUE = re.compile(r" is (?:now )?((?:[A-Z]|\d)[^.]*)\.")  # that a mail states
 HEAD = re.compile(r"id: (.*)\ndate: (.*)\nfrom: (.*)\nto: (.*)\nsubject: (.*)\n")  # of a mail as it is read

@@ -20,26 +20,21 @@ from typing import Any
 
 from environments import base
 from environments.base import Component, Message, Scenario, Split
-from environments.game_2048 import (
+from environments.game_2048 import LARGEST, SIZES, Game2048, boards_of, last_board, score_of
+from environments.game_2048.board import (
     DIRECTIONS,
     FOURS,
-    LARGEST,
     LOST,
-    SIZES,
     Board,
     Direction,
-    Game2048,
     added,
-    boards_of,
     can_be_won,
     empty_cells,
     expected,
     expectimax,
     largest,
-    last_board,
     legal,
     put,
-    score_of,
     show,
     start,
     swipe,

@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 
 from environments.base import Message, Scenario, Split, split_of, use
-from environments.code_repair import (
-    LONGEST_CODE,
-    PRACTICE,
-    SHARES,
-    CodeRepair,
-    Problems,
-    edit_of,
-    is_likely,
-    shorten,
-    submitted,
-)
+from environments.code_repair import LONGEST_CODE, PRACTICE, SHARES, CodeRepair, Problems, shorten, submitted
 from environments.code_repair.mutants import broken, mutants, passed
+from environments.code_repair.players import edit_of, is_likely
 from environments.kit.sandbox import Answer, run, run_trusted, same
 from tests.conftest import ROOT
 

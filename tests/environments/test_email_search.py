@@ -14,17 +14,8 @@ import pytest
 
 import environments
 from environments.base import Message, Scenario, Split, is_error, normalise, sample_kinds, unwritable
-from environments.email_search import (
-    KINDS,
-    LONGEST,
-    NEEDED_CALLS,
-    REWARD,
-    EmailSearch,
-    Mailbox,
-    build_index,
-    is_unknown,
-    mailbox,
-)
+from environments.email_search import KINDS, LONGEST, NEEDED_CALLS, REWARD, EmailSearch, is_unknown, mailbox
+from environments.email_search.inbox import Mailbox, build_index
 from steps.core import params
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,9 +12,10 @@ import pytest
 
 import environments
 from environments.base import Message, Split, is_error
-from environments.email_search import Mailbox
-from environments.email_search_plus import CUT, STATED, EmailSearchPlus, _stated, _take_apart, build_index, mailbox
+from environments.email_search.inbox import Mailbox
+from environments.email_search_plus import CUT, EmailSearchPlus, build_index, mailbox
 from environments.email_search_plus.languages import LANGUAGES, fill, josa, stems
+from environments.email_search_plus.players import STATED, stated, take_apart
 from steps.core import params
 from tests.conftest import ROOT
 
@@ -132,7 +133,7 @@ def test_answers_are_in_their_sources(committed: Mailbox) -> None:
         for one in committed.questions[split]:
             body, files = committed[one["owner"]].execute(query, (one["source_ids"][0],)).fetchone()
             assert one["answer"] in (files if one["kind"] == "attachment" else body)
-            assert not any(other in (files, _stated(body, STATED)) for other in one["conflicting"])
+            assert not any(other in (files, stated(body, STATED)) for other in one["conflicting"])
 
 
 def test_questions_hold_neither_answer_nor_ids(committed: Mailbox) -> None:
@@ -140,7 +141,7 @@ def test_questions_hold_neither_answer_nor_ids(committed: Mailbox) -> None:
         for one in committed.questions[split]:
             assert not re.search(rf"(?<!\w){re.escape(one['answer'])}(?!\w)", one["question"])
             assert not any(re.search(rf"\b{source}\b", one["question"]) for source in one["source_ids"])
-            assert _take_apart(one["question"])[0] == one["kind"]
+            assert take_apart(one["question"])[0] == one["kind"]
 
 
 def test_threads_are_decided_where_no_value_is(committed: Mailbox) -> None:

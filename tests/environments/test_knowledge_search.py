@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from environments.base import Scenario, Split, read_lines, split_of, use
-from environments.knowledge_search import (
-    KINDS,
-    SHARES,
-    KnowledgeSearch,
-    Store,
-    build_index,
-    extract,
-    is_right,
-    world,
-)
+from environments.knowledge_search import KINDS, SHARES, KnowledgeSearch, Store, build_index, is_right, world
+from environments.knowledge_search.players import extract
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "knowledge_search"

@@ -13,8 +13,9 @@ import pytest
 
 import environments
 from environments.base import Message, Scenario, Split, is_error, split_of, use, words
-from environments.support_dialogue import NEEDED_TURNS, REWARD, RULES, SupportDialogue
+from environments.support_dialogue import SupportDialogue
 from environments.support_dialogue.customer import GONE, asked_for, claims, opening, refuses, says_day, settles_day
+from environments.support_dialogue.rewards import NEEDED_TURNS, REWARD, RULES
 from environments.support_dialogue.shop import KINDS, VARIANTS, Record, expected, judge, make_case
 from tests.conftest import ROOT
 
