@@ -217,7 +217,7 @@ def named_files(folder: Path, file: Path) -> Iterator[Path]:
 def files_by_name(folder: Path, name: str) -> list[Path]:
     """The files that importing a dotted name of the folder runs: packages on the way, and the module, if it is one."""
     first, *parts = name.split(".")
-    path, files = folder, []
+    path, files = folder, list[Path]()
     for part in parts if first == folder.name else ():
         path = path / part
         if path.with_suffix(".py").is_file():
