@@ -116,7 +116,6 @@ def generate(
     from steps.llm.client import CallFailed, ask_all
 
     count, max_calls, difficulties, split, materials = wanted
-
     pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
     present = drawn(env, data, pool)

@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 from tests.support.judge_server import Judge
 from tests.support.openai_server import Server
 from tests.support.ruleless import Ruleless
-from viewer.pages import FILTERS
+from viewer.formats import FILTERS
 
 DATA = ROOT / "tasks_data/multiplication"
 SCENARIOS = 24
