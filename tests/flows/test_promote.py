@@ -25,8 +25,9 @@ from flows.promotion.judging import show_page
 from flows.terminal import command
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import EvaluateParams, PromoteParams
-from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.records import Reward, Trajectory, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger

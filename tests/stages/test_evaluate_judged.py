@@ -20,8 +20,9 @@ from flows.training import ending
 from flows.training.ending import best
 from steps import score as scoring
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
-from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.records import PAIRS, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.llm import client
 from steps.project.chain import write_chain

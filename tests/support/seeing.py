@@ -270,7 +270,8 @@ def stages(family: str, folder: Path, groups: int, attempts: int) -> dict[str, A
     """groups x attempts episodes of the agent through the stages scenarios, initialise, rollout, score, update and evaluate,
     in this folder and this process; and rollout again, whose bytes must be the same."""
     from steps.core import params as p
-    from steps.core.records import Evaluation, Trajectory, read_records
+    from steps.core.evaluations import Evaluation
+    from steps.core.records import Trajectory, read_records
     from steps.evaluate import evaluate
     from steps.initialise import initialise
     from steps.rollout import rollout

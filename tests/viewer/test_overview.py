@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from steps.core.records import Judged, write_records
+from steps.core.evaluations import Judged
+from steps.core.records import write_records
 from tests.viewer.test_pages import Text, browse, make_run, read, reward, scenario, trajectory, write, write_summary
 from viewer import formats
 from viewer.index import Index

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
-from steps.core.records import Evaluation, Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from steps.core.stats import wilson
 from tests.conftest import ROOT
 from viewer import app, changes, charts, formats, group, index, pages

@@ -22,7 +22,8 @@ from addons.lineage import entries, index, questions, reader, tables
 from addons.lineage.__main__ import main
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Judgement, Order, Probe, Reward, Trajectory, read_records, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Judgement, Order, Probe, Reward, Trajectory, read_records, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import lock as project_lock
 from steps.project import store
