@@ -79,7 +79,8 @@ export PREFECT_LOCAL_STORAGE_PATH ?= $(PREFECT_HOME)/storage
 export PREFECT_MEMO_STORE_PATH ?= $(PREFECT_HOME)/memo_store.toml
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-ALL_TASKS := $(filter-out base,$(notdir $(basename $(wildcard environments/[a-z]*.py))))
+ALL_TASKS := $(sort $(filter-out base kit bridges,$(notdir $(subst /__init__,,$(basename \
+	$(wildcard environments/[a-z]*.py environments/[a-z]*/__init__.py))))))
 
 ALL_PRESETS := $(notdir $(basename $(wildcard tasks_data/_models/*.yaml)))
 # The nearest of the names $(2) to $(1), as a question; a full stop where none is near, or where there is no Python yet.
@@ -157,7 +158,7 @@ needed:
 ready:
 	@[ -e .git ] || { \
 		echo "This folder is no git repository (a ZIP download is none), and DVC needs one: 'git init && git add --all && git commit --message start', then the same command again." >&2; exit 1; }
-	@case "$(TASK)" in ''|*[.+:]*) ;; *) [ -e "environments/$(TASK).py" ] || { \
+	@case "$(TASK)" in ''|*[.+:]*) ;; *) [ -e "environments/$(TASK).py" ] || [ -e "environments/$(TASK)/__init__.py" ] || { \
 		echo "There is no task $(TASK)$$($(call near,$(TASK),$(ALL_TASKS))) The tasks are $(ALL_TASKS); 'make new-task NAME=$(TASK)' makes it." >&2; exit 1; };; esac
 	@[ -z "$(PRESET)" ] || [ -e "tasks_data/_models/$(PRESET).yaml" ] || { \
 		echo "There is no preset $(PRESET)$$($(call near,$(PRESET),$(ALL_PRESETS))) The models with a preset are $(ALL_PRESETS)." >&2; exit 1; }

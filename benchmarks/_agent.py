@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from environments._agents import Result
+from environments.kit.agents import Result
 
 CONTEXT = httpx2.create_ssl_context()  # for all episodes: to make it takes 20 ms
 

@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
-from environments import game_2048, tic_tac_toe
 from environments.base import Message, count_turns, is_error, use, words
+from environments.game_2048.board import DIRECTIONS
+from environments.tic_tac_toe import last_board
+from environments.tic_tac_toe.board import empty_cells
 
 Hack = Callable[[Sequence[Message]], Message]
 
@@ -192,7 +194,7 @@ def cells(order: str) -> Hack:
 
 def free_cell(place: int) -> Hack:
     """The first (0) or the last (-1) free cell of the board."""
-    return lambda messages: use("move", cell=tic_tac_toe.empty_cells(tic_tac_toe.last_board(messages))[place] + 1)
+    return lambda messages: use("move", cell=empty_cells(last_board(messages))[place] + 1)
 
 
 TIC_TAC_TOE: dict[str, Hack] = {
@@ -226,10 +228,10 @@ GAME_2048: dict[str, Hack] = {
     "always left": slides(["left"]),
     "left and right": slides(["left", "right"]),
     "left and down": slides(["left", "down"]),
-    **{f"cycle of {', '.join(order)}": slides(order) for order in itertools.permutations(game_2048.DIRECTIONS)},
+    **{f"cycle of {', '.join(order)}": slides(order) for order in itertools.permutations(DIRECTIONS)},
     **{
         f"{order[0]} where possible, else {order[1]}": by_preference(order)
-        for order in itertools.permutations(game_2048.DIRECTIONS)
+        for order in itertools.permutations(DIRECTIONS)
         if order[2] < order[3]
     },
 }

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import environments
 from benchmarks import _catalogue_survey, _common
 from benchmarks._common import ROOT
-from environments._apart import PINS
 from environments.base import Env, Message, Scenario, use
+from environments.bridges.apart import PINS
 
 SCENARIOS, QUICK = 6, 3
 MARGIN = 0.1

@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
 def verdict(calls: list[dict[str, Any]], problems: list[str], request: dict[str, Any], tools: list[Any]) -> Verdict:
     """Of a turn's calls, as `Chat.parse` reads them."""
-    from environments._tools import tool_of
+    from environments.kit.tools import tool_of
 
     if not calls or problems:
         return Verdict(False, False, False)

@@ -48,7 +48,7 @@ TRAINED = {
 def build(root: Path, task: str, steps: int) -> float:
     """A clone with the task's data and its policy; the seconds that these took."""
     _runs.clone(root)
-    data, _ = _runs.show(root, ["-m", "environments._packages", task])
+    data, _ = _runs.show(root, ["-m", "environments.bridges.packages", task])
     words = ["--task", task, "--task-data", f"tasks_data/{task}", "--players", TRAINED[task].players, "--digits", "one"]
     words += ["--drawn", "episode", "--observations", "yes", "--batch-tokens", "2048", "--threads", "1"]
     words += ["--steps", str(steps), "--policy", "policy"]

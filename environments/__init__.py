@@ -1,10 +1,12 @@
-"""The tasks: one module each, found by name.
+"""The tasks: a folder or a module each, loaded by name.
 
-`load("email_search")` returns the `Env` class that environments/email_search.py defines. A dotted name loads a module of
-your own (`load("my_package.my_task")`), and `package:name` an environment of another package (environments/_packages.py;
+`load("email_search")` returns the `Env` class that environments/email_search/ defines. A dotted name loads a module of your
+own (`load("my_package.my_task")`), and `package:name` an environment of another package (environments/bridges/packages.py;
 `load("gymnasium:Taxi-v4")`). A module with a function `rollout` in place of an `Env` is an agent of your own
-(environments/_agents.py); `from environments import Result` is what such a function may return. Names with a plus between
-them are several tasks at once (environments/_mixed.py).
+(environments/kit/agents.py); `from environments import Result` is what such a function may return. Names with a plus between
+them are several tasks at once (environments/kit/mixed.py).
+
+What tasks share is in base.py, the contract, and in kit/; bridges/ makes tasks of other packages' environments.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments._shares import PLUS
+from environments.kit.shares import PLUS
 
+NO_TASKS = {"base", "kit", "bridges", "mcp"}
 # A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
 NO_TOOLS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
 
 if TYPE_CHECKING:
-    from environments._agents import Result as Result
     from environments.base import Env
+    from environments.kit.agents import Result as Result
 
 
 def __getattr__(name: str) -> Any:
@@ -32,7 +35,7 @@ def __getattr__(name: str) -> Any:
         return load(name)
     if name != "Result":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from environments._agents import Result
+    from environments.kit.agents import Result
 
     return Result
 
@@ -40,8 +43,10 @@ def __getattr__(name: str) -> Any:
 def tasks(agents: bool = True) -> list[str]:
     """The tasks in this folder but `mcp`, whose server is yours. Without agents, if so wanted, and without tasks with an MCP
     server's tools: neither has tools of its own. No task's module is run."""
-    files = [path for path in Path(__file__).parent.glob("[!_]*.py") if path.stem not in ("base", "mcp")]
-    return sorted(path.stem for path in files if agents or not NO_TOOLS.search(path.read_text(encoding="utf-8")))
+    files = {path.stem: path for path in Path(__file__).parent.glob("[!_]*.py")}
+    files |= {path.parent.name: path for path in Path(__file__).parent.glob("[!_]*/__init__.py")}
+    names = sorted(files.keys() - NO_TASKS)
+    return [name for name in names if agents or not NO_TOOLS.search(files[name].read_text(encoding="utf-8"))]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -77,13 +82,13 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
     from environments.base import Env
 
     if PLUS in task:
-        from environments._mixed import mixed
+        from environments.kit.mixed import mixed
 
         return mixed(load, task.split(PLUS), weights)
     if ":" in task:
-        from environments import _packages
+        from environments.bridges import packages
 
-        return _packages.load(task)
+        return packages.load(task)
     name = task if "." in task else f"environments.{task}"
     try:
         module = importlib.import_module(name)
@@ -101,7 +106,7 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
     if not classes and hasattr(module, "rollout"):
-        from environments._agents import agent_env
+        from environments.kit.agents import agent_env
 
         return agent_env(module)
     if len(classes) != 1:

@@ -10,11 +10,11 @@ It writes environments/my_task.py, capitals.json and rubric.md in tasks_data/my_
 environments/_agent_template.py instead, and adds scenarios.jsonl and tests/environments/test_my_agent.py. An unusable name
 is refused with a sentence and exit code 2. A failure on the way leaves nothing behind.
 
-With --mcp, the tools are those of an MCP server (environments/mcp.py), given by its command or address. The server is asked
+With --mcp, the tools are those of an MCP server (environments/mcp/), given by its command or address. The server is asked
 for them once. The name mcp needs no module of its own.
 
-With --harness, the agent is a coding agent that people run (environments/_harness.py). The task is harness:codex, or with a
-name harness:codex.my_task, and has no module: scenarios.jsonl, rubric.md and the preset are written.
+With --harness, the agent is a coding agent that people run (environments/bridges/harness.py). The task is harness:codex, or
+with a name harness:codex.my_task, and has no module: scenarios.jsonl, rubric.md and the preset are written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pathlib import Path
 
 import yaml
 
-from environments._harness import make
-from environments._mcp import record
-from environments._mcp_settings import TOOLS
 from environments.base import read_text
+from environments.bridges.harness import make
+from environments.mcp.server import record
+from environments.mcp.settings import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 40  # characters of a name
@@ -54,7 +54,7 @@ from environments.mcp import Mcp
 class {title}(Mcp):
     """An episode with the server's tools."""
 '''
-SERVER = """# How the MCP server is started or reached. All settings: environments/_mcp_settings.py
+SERVER = """# How the MCP server is started or reached. All settings: environments/mcp/settings.py
 {server}
 # EDIT: the agent's job. It is the system message of each scenario, and what a model is told that writes scenarios.
 description: You help your user with the tools that you have. Answer in plain words when you are done.

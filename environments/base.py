@@ -21,32 +21,32 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from environments import _waiting
-from environments._numbers import UnusableNumber, number, truth
-from environments._pictures import picture_url as picture_url
-from environments._players import Players
-from environments._scenarios import SHARES as SHARES
-from environments._scenarios import Scenario as Scenario
-from environments._scenarios import Split as Split
-from environments._scenarios import draw as draw
-from environments._scenarios import sample_kinds as sample_kinds
-from environments._scenarios import split_of as split_of
-from environments._tools import Tool as Tool
-from environments._tools import make_tool, shorten, text_of, wrong_arguments
-from environments._tools import tool as tool
-from environments._tools import unwritable as unwritable
-from environments._transcripts import Message as Message
-from environments._transcripts import accepted as accepted
-from environments._transcripts import count_calls as count_calls
-from environments._transcripts import count_errors as count_errors
-from environments._transcripts import count_turns as count_turns
-from environments._transcripts import error as error
-from environments._transcripts import is_call_error as is_call_error
-from environments._transcripts import is_error as is_error
-from environments._transcripts import is_unparsed as is_unparsed
-from environments._transcripts import tool_calls as tool_calls
-from environments._transcripts import use as use
-from environments._transcripts import words as words
+from environments.kit import waiting
+from environments.kit.pictures import picture_url as picture_url
+from environments.kit.players import Players
+from environments.kit.scenarios import SHARES as SHARES
+from environments.kit.scenarios import Scenario as Scenario
+from environments.kit.scenarios import Split as Split
+from environments.kit.scenarios import draw as draw
+from environments.kit.scenarios import sample_kinds as sample_kinds
+from environments.kit.scenarios import split_of as split_of
+from environments.kit.tools import Tool as Tool
+from environments.kit.tools import make_tool, shorten, text_of, wrong_arguments
+from environments.kit.tools import tool as tool
+from environments.kit.tools import unwritable as unwritable
+from environments.kit.transcripts import Message as Message
+from environments.kit.transcripts import accepted as accepted
+from environments.kit.transcripts import count_calls as count_calls
+from environments.kit.transcripts import count_errors as count_errors
+from environments.kit.transcripts import count_turns as count_turns
+from environments.kit.transcripts import error as error
+from environments.kit.transcripts import is_call_error as is_call_error
+from environments.kit.transcripts import is_error as is_error
+from environments.kit.transcripts import is_unparsed as is_unparsed
+from environments.kit.transcripts import tool_calls as tool_calls
+from environments.kit.transcripts import use as use
+from environments.kit.transcripts import words as words
+from environments.kit.values import UnusableNumber, number, truth
 
 
 class TaskProblem(ValueError):
@@ -94,10 +94,10 @@ class Env(Players, ABC):
     has_rule: ClassVar[bool] = True
     # Whether all scenarios are written by a model (addons/supervised/generate.py), into a file of the task's data.
     is_written: ClassVar[bool] = False
-    # An agent of the user's own (environments/_agents.py): it has no tools and no players here.
+    # An agent of the user's own (environments/kit/agents.py): it has no tools and no players here.
     is_agent: ClassVar[bool] = False
     done: bool = False
-    limit: _waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
+    limit: waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -246,7 +246,7 @@ class Env(Players, ABC):
             return self.call(function["name"], function["arguments"])
         try:
             return self.limit(lambda: self.call(function["name"], function["arguments"]))
-        except _waiting.TookTooLong:
+        except waiting.TookTooLong:
             name, seconds = shorten(function["name"]), self.limit.seconds
             return error(f"the tool {name} took longer than {seconds:g} seconds, and its answer was not waited for")
 
@@ -297,7 +297,7 @@ class Env(Players, ABC):
         method = getattr(self, name)
         result = method(**{key: getattr(checked, key) for key in type(checked).model_fields})
         if inspect.iscoroutinefunction(method):
-            result = _waiting.run(result, self.limit.seconds if self.limit else None)
+            result = waiting.run(result, self.limit.seconds if self.limit else None)
         return text_of(name, result)
 
 

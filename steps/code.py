@@ -12,6 +12,7 @@ Left out are modules that decide nothing about what is in an output, such as how
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,8 @@ from steps.runner.stage import Input, Output, main
 if TYPE_CHECKING:
     from steps.core.params import CodeParams
 
-EVERY_TASK = (
-    "__init__.py",
-    "_two_sided.py",
-    "kit/__init__.py",
-    "kit/http_client.py",
-)  # with what they import, this is what the stages import of the folder
+# With what they import, this is what the stages import of the folder.
+EVERY_TASK = ("__init__.py", "kit/__init__.py", "kit/http_client.py", "kit/two_sided.py")
 # Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
 # processes of this machine are started, ended, and kept from each other.
 SHOWN = "cores errors files masking progress readable secret_forms terminal"
@@ -181,15 +178,20 @@ def files_of(folder: Path, tasks: list[str]) -> list[Path]:
 
 
 def own_files(folder: Path, task: str) -> list[Path]:
-    """A task's own module, or the adapter of the package that has it (environments/_packages.py)."""
+    """A task's own module, all files of its folder, or the adapter of the package that has it (bridges/packages.py)."""
     package, is_packaged, _ = task.partition(":")
     if is_packaged:
-        return [file for kind in ("_", "_package_") if (file := folder / f"{kind}{package}.py").is_file()]
-    return files_by_name(folder, task if "." in task else f"{folder.name}.{task}")
+        own = [folder / "bridges" / f"{kind}{package}.py" for kind in ("", "_package_")]
+        return [file for file in own if file.is_file()]
+    files = files_by_name(folder, task if "." in task else f"{folder.name}.{task}")
+    if files and files[-1].name == "__init__.py":
+        own = sorted(files[-1].parent.rglob("*"))
+        files += [file for file in own if file.is_file() and "__pycache__" not in file.parts]
+    return files
 
 
 def named_files(folder: Path, file: Path) -> Iterator[Path]:
-    """The files of the folder that one of them imports, or names in a string: `_runner.py`, `environments._runner`."""
+    """The files of the folder that one of them imports, or names in a string: `beside.py`, `environments.base`."""
     if file.suffix != ".py":
         return
     tree = parsed(file)
@@ -201,8 +203,11 @@ def named_files(folder: Path, file: Path) -> Iterator[Path]:
             case ast.ImportFrom(module=module, names=aliases, level=level):
                 parts = [*(package[: len(package) + 1 - level] if level else ()), *([module] if module else ())]
                 names = [".".join([*parts, alias.name]) for alias in aliases]
-            case ast.Constant(value=str(text)) if text.endswith(".py") or text.startswith(f"{folder.name}."):
-                names = [text if text.startswith(f"{folder.name}.") else f"{folder.name}.{text.removesuffix('.py')}"]
+            case ast.Constant(value=str(text)) if text.startswith(f"{folder.name}."):
+                names = [text]
+            case ast.Constant(value=str(text)) if text.endswith(".py"):
+                beside = Path(os.path.normpath(file.parent / text.removesuffix(".py")))
+                names = [".".join(beside.relative_to(folder.parent).parts)] if folder in beside.parents else []
             case _:
                 continue
         for name in names:
@@ -210,18 +215,16 @@ def named_files(folder: Path, file: Path) -> Iterator[Path]:
 
 
 def files_by_name(folder: Path, name: str) -> list[Path]:
-    """The files of a dotted name in the folder: a module, that of something in a module, or all files of a package."""
+    """The files that importing a dotted name of the folder runs: packages on the way, and the module, if it is one."""
     first, *parts = name.split(".")
-    path = folder
+    path, files = folder, list[Path]()
     for part in parts if first == folder.name else ():
         path = path / part
         if path.with_suffix(".py").is_file():
-            return [path.with_suffix(".py")]
-        if not path.is_dir():
-            return []
-    if path == folder:
-        return []
-    return [file for file in sorted(path.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
+            return [*files, path.with_suffix(".py")]
+        if (path / "__init__.py").is_file():
+            files.append(path / "__init__.py")
+    return files
 
 
 if __name__ == "__main__":

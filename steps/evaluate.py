@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from environments.base import Env, Scenario
     from steps.core.alike import Groups
+    from steps.core.evaluations import Evaluation
     from steps.core.params import EvaluateParams
-    from steps.core.records import Evaluation, Pair, Reward, Trajectory
+    from steps.core.records import Pair, Reward, Trajectory
     from steps.sampling.job import Job
 
 
@@ -46,7 +47,8 @@ def evaluate(
     import environments
     from environments.base import Scenario
     from steps.core import alike
-    from steps.core.records import PAIRS, Evaluation, read_records, write_records
+    from steps.core.evaluations import Evaluation
+    from steps.core.records import PAIRS, read_records, write_records
     from steps.judging import pairs
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling.job import Job
@@ -161,7 +163,7 @@ def by_decision(
     env: type[Env], held_out: Sequence[Scenario], played: Sequence[Trajectory]
 ) -> dict[str, tuple[int, int]]:
     """(right decisions, all) by kind, of the episodes that did not fail."""
-    from environments._numbers import UnusableNumber, truth
+    from environments.kit.values import UnusableNumber, truth
 
     counts: dict[str, tuple[int, int]] = {}
     problems: list[str] = []

@@ -25,8 +25,8 @@ from steps.registry.publish import publish, read_test
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
+    from steps.core.evaluations import Evaluation
     from steps.core.params import RegisterParams
-    from steps.core.records import Evaluation
 
 
 def register(

@@ -3,7 +3,7 @@
 Trajectories keep the exact token ids, which of them were sampled, and the logprobs of the policy that sampled them. The
 scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
 `rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
-each has its share of every batch (environments/_shares.py), drawn from its own scenarios as if it were the only one. With
+each has its share of every batch (environments/kit/shares.py), drawn from its own scenarios as if it were the only one. With
 `rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too. With
 `rollout.resample` groups without variance are sampled again at other scenarios (steps/sampling/resample.py).
 """
@@ -43,8 +43,8 @@ def rollout(
     from dataclasses import replace
 
     import environments
-    from environments._shares import interleaved
     from environments.base import Scenario
+    from environments.kit.shares import interleaved
     from steps.core.records import read_records, write_records
     from steps.sampling.job import Job
     from steps.sampling.play import play
@@ -131,7 +131,7 @@ def described(opponent: Opponent) -> dict[str, Any]:
 
 def counts_by_task(iteration: int, params: RolloutParams) -> dict[str, list[int]]:
     """By the name that a task's scenarios carry, how many each iteration has up to this one. "" is a single task."""
-    from environments._shares import by_batch
+    from environments.kit.shares import by_batch
 
     count = params.rollout.scenarios
     if params.tasks is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from environments._numbers import REASON, UnusableNumber, number
+from environments.kit.values import REASON, UnusableNumber, number
 from steps.core.progress import say
 from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main

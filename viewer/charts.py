@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis, GroupSummary, Pattern
-    from steps.core.records import Evaluation
+    from steps.core.evaluations import Evaluation
 
 WIDTH, HEIGHT = 460, 200  # of a chart, in units of its viewBox
 LEFT, RIGHT, TOP, BOTTOM = 46, 450, 10, 176  # edges of the plot

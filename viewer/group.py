@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from environments._pictures import marked
+from environments.kit.pictures import marked
 from steps.core.parquet import read_columns, unreadable
 from steps.core.records import sampled_mask
 from steps.core.yaml_text import read_mapping

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
 from steps.project import chain
+from viewer.query import Query
 
 KINDS = ("rollout", "evaluation", "test")  # in the order in which an iteration makes them; other kinds may exist
 WORDS = {"rollout": "training", "evaluation": "validation", "test": "test"}  # what a person reads of them
@@ -23,9 +24,7 @@ LONGEST = 300  # characters of a question that a list shows and a search reads
 COLUMNS = ("id", "scenario_id", "attempt", "adapter_hash", "stop_reason", "error")
 SAMPLED = "turns.list.element.completion_ids"
 SAID = ("turns.list.element.message", "turns.list.element.observations")
-SORTS = ("iteration", "question", "reward", "spread", "success", "turns", "tokens", "stop")
 PART = 6  # a search matches ids from this many characters on: a single 3 is in nearly every hash
-OUTCOMES = ("success", "failure", "unscored")
 
 
 class AttemptSummary(NamedTuple):
@@ -41,24 +40,6 @@ class AttemptSummary(NamedTuple):
     error: str
     adapter: str
     row: int  # in the parquet file
-
-
-class Query(NamedTuple):
-    """The filters, the order and the page that an address asks for."""
-
-    iteration: str = ""
-    kind: str = ""
-    outcome: str = ""
-    low: float | None = None
-    high: float | None = None
-    stop: str = ""
-    error: bool = False
-    text: str = ""  # words that must all stand in question, error or id
-    messages: str = ""  # text that a message of the agent or an answer to it must contain
-    by: str = "group"
-    sort: str = "iteration"
-    down: bool = False
-    page: int = 1
 
 
 class AttemptGroup(NamedTuple):
@@ -244,42 +225,6 @@ class Index:
             elif kept:
                 rows.append(line(group, group.attempts, kept))
         return ordered(rows, query)
-
-
-def parse(parameters: Mapping[str, str]) -> Query:
-    """The query string as a `Query`; UserError for an invalid value."""
-
-    def number(name: str) -> float | None:
-        value = parameters.get(name, "").strip()
-        try:
-            return float(value) if value else None
-        except ValueError:
-            raise UserError(f"{name}={value[:40]} is no number") from None
-
-    def one_of(name: str, values: Sequence[str], default: str) -> str:
-        value = parameters.get(name, "") or default
-        if value not in (default, *values):
-            raise UserError(f"{name}={value[:40]} is not known: one of {', '.join(values)}")
-        return value
-
-    page = parameters.get("page", "") or "1"
-    if not page.isascii() or not page.isdigit() or len(page) > 9 or not int(page):
-        raise UserError(f"page={page[:40]} is no page: 1 is the first")
-    return Query(
-        iteration=parameters.get("iteration", ""),
-        kind=parameters.get("kind", ""),
-        outcome=one_of("outcome", OUTCOMES, ""),
-        low=number("min"),
-        high=number("max"),
-        stop=parameters.get("stop", ""),
-        error=parameters.get("error", "") not in ("", "0"),
-        text=parameters.get("q", "").strip().lower(),
-        messages=parameters.get("said", "").strip(),
-        by=one_of("by", ("group", "attempt"), "group"),
-        sort=one_of("sort", SORTS, "iteration"),
-        down=one_of("order", ("up", "down"), "up") == "down",
-        page=int(page),
-    )
 
 
 def keeps(query: Query, attempt: AttemptSummary, words: Sequence[str], about: str, rows: set[int] | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from steps.core.records import Evaluation
+from steps.core.evaluations import Evaluation
 from steps.project import chain
 from steps.project.chain import BASE
 from viewer.changes import ScenarioChange, pairs

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -21,9 +18,11 @@ from steps.core.ports import every
 from steps.project import chain
 from viewer import charts
 from viewer.changes import CHANGES, pairs
+from viewer.formats import FILTERS, beside, link, paged, shown_tokens, state, words
 from viewer.group import LIKELY, asked, full, opinion
-from viewer.index import OUTCOMES, SORTS, WORDS, AttemptGroup, Index, Query, TrajectoryFile, holds, line, parse
+from viewer.index import WORDS, AttemptGroup, Index, TrajectoryFile, holds, line
 from viewer.overview import overview
+from viewer.query import OUTCOMES, SORTS, Query, parse
 from viewer.runs import HERE, OpenedRun, Runs
 from viewer.summaries import evaluations
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parent / "templates"
 LINES = {"group": 50, "attempt": 100}  # lines of a list per page
 HEADS = {name: name.capitalize() for name in SORTS} | {"question": "Scenario", "stop": "Stopped by"}
-# The parts of an address that links keep.
-STATE = "run other q said iteration kind outcome stop min max error by sort order page".split()
-STATE += "at scenario attempt tokens before after change".split()
 
 Batches = dict[str, TrajectoryFile]  # by key
 
@@ -306,69 +302,5 @@ def neighbours(index: Index, query: Query, group: AttemptGroup, carried: dict[st
     return {"place": place, "count": len(keys), "before": before, "after": after}
 
 
-def beside(entries: Sequence[Any], entry: Any) -> tuple[Any, Any]:
-    """The entries before and after this one; None at an end, and where it is none of them."""
-    if entry not in entries:
-        return None, None
-    place = entries.index(entry)
-    return (entries[place - 1] if place else None), (entries[place + 1] if place + 1 < len(entries) else None)
-
-
-def paged(rows: Sequence[Any], page: int, size: int) -> dict[str, Any]:
-    """A page of a list: the rows shown, and the numbers of this page and of the last, which is the highest."""
-    last = max(1, -(-len(rows) // size))
-    page = min(page, last)
-    return {"shown": rows[(page - 1) * size : page * size], "page": page, "last": last}
-
-
 def title(opened: OpenedRun) -> str:
     return str(opened.choice.folder) if opened.choice.name == HERE else opened.choice.name
-
-
-def words(key: str) -> str:
-    """A batch as a person reads it: 001 training for 001/rollout."""
-    iteration, _, kind = key.partition("/")
-    return f"{iteration} {WORDS.get(kind, kind)}"
-
-
-def code(text: str) -> Markup:
-    """The escaped text of a message, in which what stands between backticks is code."""
-    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def shown_tokens(parameters: Mapping[str, str]) -> str:
-    """The tokens that a page shows: "" the sampled ones, "all" those of prompts as well, or "none"."""
-    if (tokens := parameters.get("tokens", "")) not in ("", "all", "none"):
-        raise UserError(f"tokens={tokens[:40]} is not known: one of all, none")
-    return tokens
-
-
-def state(request: Request) -> dict[str, str]:
-    """The part of the query string that links keep."""
-    values = request.query_params
-    return {name: values[name] for name in STATE if values.get(name) and (name, values[name]) != ("run", HERE)}
-
-
-def link(path: str, current: Mapping[str, str], **changes: object) -> str:
-    """An address with the query string of this page and some changes; empty values are left out."""
-    values = {name: str(value) for name, value in (current | changes).items() if value not in ("", None)}  # type: ignore[operator]
-    return f"{path}?{urlencode(values)}" if values else path
-
-
-def breaks(text: str) -> Markup:
-    """The escaped text of a token with visible line breaks."""
-    return Markup(str(escape(text)).replace("\n", '<i class="dim">↵</i>\n'))
-
-
-FILTERS: dict[str, Callable[[Any], Any]] = {
-    "number": lambda value: f"{value:,}",
-    "fixed": lambda value: "–" if value is None else f"{value:.2f}",
-    "signed": lambda value: f"{value:+.3f}",
-    "share": lambda value: "–" if value is None else f"{value:.0%}",
-    "short": lambda value: f"{value:,.1f}".removesuffix(".0"),
-    "logprob": lambda value: f"log probability {value:.3f}",
-    "breaks": breaks,
-    "code": code,
-    "words": words,
-    "kind": lambda kind: WORDS.get(kind, kind),
-}

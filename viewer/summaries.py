@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from steps.core.records import Evaluation
+from steps.core.evaluations import Evaluation
 from steps.project import chain
 
 

@@ -11,8 +11,8 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from environments._pictures import for_openai
 from environments.base import Message, Scenario
+from environments.kit.pictures import for_openai
 
 # Of OpenAI's client, at 0.5 to 8 seconds from each other: a gateway that starts again is away for less than these take.
 RETRIES = 20

@@ -31,9 +31,9 @@ from collections.abc import Awaitable
 from typing import IO, Any, TextIO
 
 from addons.agents.episode import Episode
-from environments._agents import Result
-from environments._numbers import number
 from environments.base import Scenario, unwritable
+from environments.kit.agents import Result
+from environments.kit.values import number
 from steps.core.errors import masked
 
 STOP_SECONDS = 3.0  # that a cancelled function has to end

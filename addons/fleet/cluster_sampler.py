@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.fleet.cluster import Batch, fleet_of, reason
 from addons.fleet.engine_actor import STEPS
-from environments import _mixed as mixed
+from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.progress import measure, measure_turns, say
 from steps.sampling.shards import TRIES, Lost, Ready, cut

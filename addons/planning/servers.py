@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.planning import prompts
-from environments._mcp_settings import read_settings
 from environments.base import TaskProblem
 from environments.mcp import read_tools
+from environments.mcp.settings import read_settings
 from steps.core import params as parameters
 from steps.core.errors import UserError
 from steps.core.params import Params
@@ -73,7 +73,7 @@ def sentence(name: str, policy: Policy) -> tuple[str, Length]:
     if length.prompt < policy.context:
         return text, length
     longest = ", ".join(f"{tool} {tokens:,}" for tool, tokens in length.longest.items())
-    again = f"`.venv/bin/python -m environments._mcp {folder}`"
+    again = f"`.venv/bin/python -m environments.mcp.server {folder}`"
     return (
         f"{text}: they do not fit. Name those that the agent needs with include in {folder}/server.yaml, or leave some out "
         f"with exclude (the longest: {longest}), and record them again with {again}; or raise policy.context"

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from math import exp, inf
 from typing import Any, NamedTuple
 
-from environments._mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
 from environments.base import Message
-from environments.email_search import KINDS, EmailSearch, Mailbox, build_index
+from environments.email_search import KINDS, EmailSearch
+from environments.email_search.inbox import Mailbox, build_index
+from environments.email_search.mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
 
 
 class Habits(NamedTuple):

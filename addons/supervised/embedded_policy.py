@@ -111,12 +111,11 @@ def make_tokenizer(
 
 def corpus() -> Iterator[str]:
     from addons.supervised.demonstrations import SLOPPY, demonstrations
-    from environments import _mailbox
-    from environments.email_search import SYSTEM, EmailSearch
+    from environments.email_search import SYSTEM, EmailSearch, mailbox
 
     numbers = [f"{number:0{width}d}" for width in (1, 2, 3) for number in range(10**width)]
-    names = [*_mailbox.FIRST_NAMES, *_mailbox.LAST_NAMES, *_mailbox.PROJECTS, *_mailbox.CITIES, *_mailbox.COMPANIES]
-    yield " ".join((numbers + names + _mailbox.MONTHS) * 3)
+    names = [*mailbox.FIRST_NAMES, *mailbox.LAST_NAMES, *mailbox.PROJECTS, *mailbox.CITIES, *mailbox.COMPANIES]
+    yield " ".join((numbers + names + mailbox.MONTHS) * 3)
     yield "system user assistant " * 3
     yield SYSTEM + json.dumps([tool.schema for tool in EmailSearch.tools().values()])
     for messages in itertools.islice(demonstrations(SEED + 1, SLOPPY), CORPUS):

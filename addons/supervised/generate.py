@@ -116,7 +116,6 @@ def generate(
     from steps.llm.client import CallFailed, ask_all
 
     count, max_calls, difficulties, split, materials = wanted
-
     pool = env.examples(data, POOL)
     taken: dict[str, str] = {essence(scenario): "an example" for scenario in pool}
     present = drawn(env, data, pool)
@@ -155,7 +154,7 @@ def generate(
                 refused.append(refusal(key, unsolved[scenario.id]))
                 continue
             written = candidate.model_dump()
-            if env.is_agent:  # as people write them (environments/_agents.py)
+            if env.is_agent:  # as people write them (environments/kit/agents.py)
                 lines.append({"messages": written["messages"]} | written["data"])
             else:
                 lines.append(

@@ -62,7 +62,7 @@ class Argument(NamedTuple):
 
 
 def schema(name: str, description: str, arguments: list[Argument]) -> dict[str, Any]:
-    """As environments._tools writes that of a method."""
+    """As environments.kit.tools writes that of a method."""
     properties = {argument.name: argument.schema for argument in arguments}
     required = [argument.name for argument in arguments if not argument.optional]
     parameters = {"type": "object", "properties": properties, "required": required}

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from addons.supervised import embedded_policy
-from environments import _mixed as mixed
+from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments._numbers import REASON
 from environments.base import Env, Scenario
+from environments.kit.values import REASON
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy

@@ -107,7 +107,7 @@ class WandbTracker:
                     self.log_message(f"Weights & Biases: {later}")
 
     def _start(self) -> None:
-        from steps.tracking.tracker import flat
+        from steps.tracking.entries import flat
 
         self.state.mkdir(parents=True, exist_ok=True)
         self.process = process.start(

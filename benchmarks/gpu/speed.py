@@ -126,7 +126,7 @@ def packed_attention(shape: Shape, chosen: Callable[[], Any], tokens: int) -> Ca
     """A call of the trainer's attention on two packed rows, which share nothing."""
     import torch
 
-    from steps.training import packing
+    from steps.training import attention, packing
 
     rows = Rows(2, 1, (tokens // 2, tokens // 2), (tokens - tokens // 2,) * 2).make(models.WORDS)
     with chosen():
@@ -135,7 +135,7 @@ def packed_attention(shape: Shape, chosen: Callable[[], Any], tokens: int) -> Ca
 
     def call() -> None:
         with chosen():
-            out, _ = packing.attention(None, query, key, value, None, packed=packed)
+            out, _ = attention.attention(None, query, key, value, None, packed=packed)
             out.backward(query.detach().transpose(1, 2))
 
     return call

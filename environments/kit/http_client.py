@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from environments._waiting import run
+from environments.kit.waiting import run
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 class Client:
     """Connections to one server, by paths or whole addresses. It belongs to the event loop that it is first used in;
-    `asked` uses that of environments/_waiting.py."""
+    `asked` uses that of environments/kit/waiting.py."""
 
     def __init__(
         self,

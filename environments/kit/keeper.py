@@ -1,4 +1,4 @@
-"""Starts a program, and ends it with all that came of it. Only child.py and _confined_inside.py use it.
+"""Starts a program, and ends it with all that came of it. Only child.py and sandbox/_confined_inside.py use it.
 
     python -I -S keeper.py 5 node server.js         # file descriptor 5 closes when the program shall end
 

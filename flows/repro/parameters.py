@@ -66,10 +66,10 @@ def set_params(
     for name in checked.task.split("+"):
         folder = path.parent / "tasks_data" / name
         if ":" in name and not folder.exists() and not dry_run:
-            from environments import _packages
+            from environments.bridges import packages
 
             try:
-                _packages.write(name, folder)
+                packages.write(name, folder)
             except FileNotFoundError as problem:  # an agent's scenarios, which are the user's to write
                 raise UserError(str(problem)) from None
         is_project = path.with_name("dvc.yaml").exists()  # whose stages depend on it, whatever scores

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 
 import environments
-from environments import _mixed as mixed
+from environments.kit import mixed
 from steps.core.errors import UserError
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from steps.analytics import gaps, skills
 from steps.core import alike
 from steps.core.alike import Groups
+from steps.core.evaluations import Evaluation
 from steps.core.files import write_json
-from steps.core.records import OUTPUTS, Evaluation
+from steps.core.records import OUTPUTS
 from steps.project.chain import BASE, SFT, iteration_name, origins
 
 RUN = Path("run")

@@ -21,9 +21,9 @@ from flows.training import page
 from steps.analytics import gaps
 from steps.core import params
 from steps.core.errors import UserError, explain
+from steps.core.evaluations import Judged, TaskResult
 from steps.core.files import write_text
 from steps.core.ports import every
-from steps.core.records import Judged, TaskResult
 from steps.core.stats import counted
 from steps.project.chain import BASE, SFT, START, iteration_name, label
 

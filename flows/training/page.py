@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.terminal import report
 from flows.terminal.report import RUN
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.files import write_text
 from steps.core.masking import masked
-from steps.core.records import Evaluation, Judged
 from steps.core.stats import counted
 from steps.project import chain
 from steps.project.chain import BASE

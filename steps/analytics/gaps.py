@@ -11,8 +11,9 @@ from pathlib import Path
 
 from steps.core.alike import Groups
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.files import json_lines
-from steps.core.records import PAIRS, Evaluation, Pair, Reward, read_records
+from steps.core.records import PAIRS, Pair, Reward, read_records
 from steps.registry import paired
 
 ONE_ERROR = 0.1587  # on each side of an interval that goes one standard error to each side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steps.core.records import Evaluation
+from steps.core.evaluations import Evaluation
 
 MUCH = 0.15  # of the share of right decisions
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from environments._pictures import marked
 from environments.base import Message, Scenario
+from environments.kit.pictures import marked
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, Turn, read_records
 from steps.core.terminal import command_parser, console, exit_code, table

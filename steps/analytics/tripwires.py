@@ -26,7 +26,8 @@ from steps.analytics import gaps
 from steps.analytics.episodes import iterations
 from steps.core import alike
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Reward, Trajectory, read_records
 from steps.judging.rule import unusable_line
 from steps.policy.adapter import adapter_hash
 from steps.project import chain

@@ -121,9 +121,12 @@ class Masker:
         """A text without the environment's secrets and keys of services, whatever stands before them."""
         for secret in self.secrets:
             text = text.replace(secret, MASK)
-        return replaced(
-            text, lambda shown: ((*span, MASK) for span in (*_after(IN_ADDRESS, shown), *secret_forms.keys(shown)))
-        )
+
+        def spans(shown: str) -> Iterator[Span]:
+            yield from ((*match.span("value"), MASK) for match in IN_ADDRESS.finditer(shown))
+            yield from ((*span, MASK) for span in secret_forms.keys(shown))
+
+        return replaced(text, spans)
 
     def _spans(self, text: str) -> Iterator[Span]:
         seen = seen_as(text)
@@ -255,10 +258,6 @@ def _closed(text: str, start: int, quote: str) -> int:
             if depth == 0:
                 return token.end()
     return len(text)
-
-
-def _after(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
-    return [match.span("value") for match in pattern.finditer(text)]
 
 
 def _after_names(text: str, small: str) -> Iterator[tuple[int, int]]:

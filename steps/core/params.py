@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from environments import did_you_mean
-from environments._shares import PLUS, shares
+from environments.kit.shares import PLUS, shares
 from steps.core.errors import UserError
 from steps.core.params_policy import Endpoint, Lora, Policy, Section
 from steps.core.params_sections import (

@@ -25,8 +25,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments import _mixed as mixed
-from environments._pictures import named
+from environments.kit import mixed
+from environments.kit.pictures import named
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
 
     Response time is computed from sampled tokens (settings.tokens_per_second): a clock would give other bytes on each run.
     """
-    from environments._numbers import UnusableNumber
     from environments.base import count_errors, count_turns
+    from environments.kit.values import UnusableNumber
     from steps.core.records import Reward
     from steps.judging.rule import is_success, unusable
 
@@ -73,7 +73,7 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
 
 def usable(outcome: Outcome) -> Outcome:
     """The outcome with numbers that are finite, and actions that were taken or not. UnusableNumber where it has others."""
-    from environments._numbers import number, truth
+    from environments.kit.values import number, truth
 
     required = {name: truth(value, f"outcome: required {name}") for name, value in outcome.required.items()}
     if outcome.optimal_turns is not None:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._numbers import REASON
+from environments.kit.values import REASON
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Judged, Judgement, Pair, Trajectory, read_records
+from steps.core.evaluations import Evaluation, Judged
+from steps.core.records import Judgement, Pair, Trajectory, read_records
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario

@@ -15,7 +15,7 @@ from random import Random
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._pictures import marked
+from environments.kit.pictures import marked
 from steps.llm import answers
 
 if TYPE_CHECKING:

@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core import alike
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.files import json_lines
-from steps.core.records import PAIRS, Evaluation, Pair, Record, Reward, Trajectory, read_records
+from steps.core.records import PAIRS, Pair, Record, Reward, Trajectory, read_records
 from steps.registry import paired
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments import _mixed as mixed
+from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.policy import chat_templates, pictures, template_limits
 from steps.policy.chat import Chat, rendered_turn

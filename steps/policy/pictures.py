@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments import _pictures
 from environments.base import Message
+from environments.kit import pictures
 from steps.core.errors import UserError
 from steps.core.pictures import Shown
 
@@ -42,7 +42,7 @@ class Vision:
         """A picture's numbers, of its SHA-256 and its base64."""
         if name not in self.features:
             made = self.processor(
-                images=[_pictures.decoded(data)], return_tensors="pt", input_data_format="channels_last"
+                images=[pictures.decoded(data)], return_tensors="pt", input_data_format="channels_last"
             )
             self.features[name] = Features(made["pixel_values"], made["image_grid_thw"])
             while len(self.features) > 1 and sum(each.pixels.nbytes for each in self.features.values()) > KEPT:
@@ -53,7 +53,7 @@ class Vision:
     def length(self, name: str, data: str) -> int:
         """Into how many tokens a picture is read."""
         if name not in self.lengths:
-            width, height = _pictures.decoded(data).size
+            width, height = pictures.decoded(data).size
             self.lengths[name] = self.processor.get_number_of_image_patches(height, width) // self.side**2
         return self.lengths[name]
 
@@ -64,7 +64,7 @@ class Vision:
 
         `ids`: with one token for each picture of the messages. ValueError where they have more or fewer.
         """
-        names = _pictures.hashes(messages)
+        names = pictures.hashes(messages)
         places = [place for place, token in enumerate(ids) if token == self.token]
         if len(places) != len(names):
             raise ValueError(

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from environments._pictures import as_parts
 from environments.base import Message
+from environments.kit.pictures import as_parts
 
 ROLES = ("system", "user", "assistant", "tool")
 SHOWN = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")  # of a message, to the template

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steps.core.stats import counted
 
 if TYPE_CHECKING:
+    from steps.core.evaluations import Evaluation, Judged
     from steps.core.params import Params
-    from steps.core.records import Evaluation, Judged
 
 UNKNOWN = "not recorded"
 LIMIT = 5000  # characters of a version's description in MLflow's database

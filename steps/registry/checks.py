@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.records import Judged, Record
+from steps.core.evaluations import Judged
+from steps.core.records import Record
 from steps.registry import looks, paired, power
 
 if TYPE_CHECKING:

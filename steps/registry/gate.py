@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from steps.core.errors import UserError
+from steps.core.evaluations import Judged
 from steps.core.files import json_lines
-from steps.core.records import PAIRS, Judged, Pair, Record
+from steps.core.records import PAIRS, Pair, Record
 from steps.core.stats import slices_of
 from steps.registry import checks, looks, paired
 from steps.registry.checks import EVEN, Check, Slice

@@ -17,13 +17,13 @@ from steps.registry.model import registered_version
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from steps.core.evaluations import Evaluation
     from steps.core.params import Params, RegisterParams
-    from steps.core.records import Evaluation
 
 
 def read_test(folder: Path) -> Evaluation:
     """The summary of an evaluation. UserError where it is not of the test split."""
-    from steps.core.records import Evaluation
+    from steps.core.evaluations import Evaluation
 
     summary = Evaluation.model_validate_json((folder / "summary.json").read_text())
     if summary.split != "test":

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments import _mixed as mixed
+from environments.kit import mixed
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import part, say
 from steps.policy import cuda, sharing

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._waiting import Limited
 from environments.base import Env, Message, Scenario
+from environments.kit.waiting import Limited
 from steps.core.cores import use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.pictures import Shown, filled

@@ -19,8 +19,8 @@ from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._pictures import for_openai
 from environments.base import Env, Message, Scenario, unwritable
+from environments.kit.pictures import for_openai
 from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
 from steps.core.progress import progress

@@ -3,7 +3,7 @@
     rival = Rival(context, max_tokens, counts)
     rival.ask(sampler, key, episode, draws)  # the sampler has both adapters (EngineSampler, `opponent`)
 
-Where an environment waits for the other side (environments/_two_sided.py), its view is put to the engine as a chat of its
+Where an environment waits for the other side (environments/kit/two_sided.py), its view is put to the engine as a chat of its
 own, with the opponent's adapter. What the opponent samples is not kept: the policy reads the move as an observation, which
 is not trained on. What is drawn depends on the run's seed, the scenario and the number of the move, and not on the attempt:
 attempts that make the same moves meet the same opponent. A turn without a legal move is replaced by a random legal one, and
@@ -19,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments._two_sided import TwoSided
 from environments.base import Env, Message
+from environments.kit.two_sided import TwoSided
 from steps.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from pathlib import Path
 from steps.analytics.tripwires import findings
 from steps.analytics.waste import waste
 from steps.core.errors import UserError
-from steps.core.records import OUTPUTS, Evaluation
+from steps.core.evaluations import Evaluation
+from steps.core.records import OUTPUTS
 from steps.policy.adapter import adapter_hash
 from steps.project import chain
 from steps.project.lock import Lock

@@ -14,8 +14,6 @@ masked (steps/core/masking.py), except the adapter's own files. After a plain `d
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +26,18 @@ from steps.core.params import Params, load
 from steps.core.ports import every
 from steps.core.progress import say
 from steps.core.records import OUTPUTS
-from steps.core.yaml_text import read_mapping
 from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import origins, read_chain
 from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
+from steps.tracking.entries import batch, flat, inputs, public, slim
 from steps.tracking.measured import MeasuredRun
 from steps.tracking.system_metrics import Sample
 
 # Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
 FLOW_ONLY = ("train", "register")
+KNOBS = 3  # changed parameters that a run's name lists
 # Metrics that the parent run shows as curves over the iterations; the nested runs have all metrics.
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl update/clip_ratio_region_mean grad_norm loss sampler_kl
     zero_variance_groups val/success val/judged_better val/ci95_low val/ci95_high val/reward tokens_per_second
@@ -47,9 +46,7 @@ SOURCE = {
     "mlflow.source.name": "flows/train.py",
     "mlflow.source.type": "LOCAL",
 }  # the column "Source" of MLflow's pages
-KEPT = ("iteration", "iteration_key", "traced")  # the tags of a nested run that this module reads
 GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
-KNOBS = 3  # changed parameters that a run's name lists
 
 
 class Tracker(Protocol):
@@ -302,43 +299,6 @@ def begun(run: MlflowTracker, is_live: bool) -> list[Tracker]:
     return [tracker for tracker in made if tracker is not None]
 
 
-def slim(run: Any) -> Any:
-    """A nested run (mlflow.entities.Run) without parameters, inputs and most tags: a tracker keeps one per iteration."""
-    from mlflow.entities import Metric, Run, RunData, RunTag
-
-    metrics = [Metric(sys.intern(name), value, 0, 0) for name, value in run.data.metrics.items()]
-    tags = [RunTag(name, run.data.tags[name]) for name in KEPT if name in run.data.tags]
-    return Run(run.info, RunData(metrics, [], tags), None, run.outputs)
-
-
-def inputs(number: str, entries: Lock) -> list[Any]:
-    """The data of an iteration as MLflow's inputs (DatasetInput), identified by their md5s in dvc.lock."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    md5s = {dep["path"]: dep.get("md5") for entry in entries.values() for dep in [*entry["deps"], *entry["outs"]]}
-    paths = ("run/scenarios", f"run/{number}/trajectories.parquet", f"run/{number}/rewards.parquet")
-    sources = [{"path": path, "md5": md5} for path in paths if (md5 := md5s.get(path))]
-    datasets = [Dataset(Path(source["path"]).stem, source["md5"], "dvc", json.dumps(source)) for source in sources]
-    return [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")]) for dataset in datasets]
-
-
-def batch(run: Any, metrics: dict, step: int, params: dict, tags: dict, model: str | None = None) -> dict[str, Any]:
-    """The arguments of `log_batch`. A metric's time is its run's start. Validation metrics belong to the model, too."""
-    from mlflow.entities import Metric, Param, RunTag
-
-    models = {name: model if is_models(name) else None for name in metrics}
-    return {
-        "metrics": [Metric(name, value, run.info.start_time, step, models[name]) for name, value in metrics.items()],
-        "params": [Param(*item) for item in params.items()],
-        "tags": [RunTag(*item) for item in tags.items()],
-    }
-
-
-def is_models(name: str) -> bool:
-    """Whether a metric belongs to the model: what its validation is compared by, without sizes and intervals."""
-    return name.startswith("val/") and "ci95" not in name and name not in ("val/scenarios", "val/clusters")
-
-
 def title(params: Params) -> str:
     """A run's name: task and seed, then base model, judges and learning parameters where they are not the defaults."""
     usual = type(params)()
@@ -349,23 +309,6 @@ def title(params: Params) -> str:
     parts += [card.judges(params)] * (params.score.judges != usual.score.judges)
     knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in changed.items() if value != default.get(name)]
     return ", ".join([*parts, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
-
-
-def public(text: str) -> str:
-    """A YAML file without secrets: unchanged where it holds none, else written anew with masked values."""
-    import yaml
-
-    content = read_mapping(text, "a file of this run")
-    safe = masked(content)
-    return masked(text if safe == content else yaml.safe_dump(safe, sort_keys=False, allow_unicode=True))
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values as {"update.beta": 0.001}."""
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        result |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return result
 
 
 def log(root: Path, name: str = "") -> None:

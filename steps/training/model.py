@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.policy import loading
-from steps.training import packing
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -28,9 +27,9 @@ def wrap(base: Any, policy: Policy) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from steps.training import layers
+    from steps.training import attention, layers
 
-    packing.prepare(base)
+    attention.prepare(base)
     for layer in base.modules():
         if isinstance(layer, torch.nn.Dropout):  # the sampler has no dropout, so the ratios would measure it
             layer.p = 0.0

@@ -14,7 +14,8 @@ from environments.base import Message, Scenario, error, use, words
 from steps.analytics import analysis, episodes
 from steps.analytics.__main__ import main, picture
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.registry import paired
 
 NO_CALL = error("no tool was called; call one between <tool_call> and </tool_call>")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steps.analytics.skills import falls
-from steps.core.records import Evaluation
+from steps.core.evaluations import Evaluation
 
 Counts = dict[str, tuple[int, int]]
 

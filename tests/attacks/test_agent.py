@@ -1,8 +1,8 @@
 """Probes by an agent under training: a program of others (a harness), and a rollout function of one's own.
 
-The first runs within the walls of environments/_confined.py, and each probe is a Python program there that prints "through"
-where it got what it wanted. The second runs with its user's rights in a process beside others of its kind, and what it
-writes to every pipe that it finds must neither end another's episode nor the client.
+The first runs within the walls of environments/kit/sandbox/confined.py, and each probe is a Python program there that
+prints "through" where it got what it wanted. The second runs with its user's rights in a process beside others of its
+kind, and what it writes to every pipe that it finds must neither end another's episode nor the client.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from addons.agents.processes import Processes
-from environments import _confined
 from environments.base import Scenario
+from environments.kit.sandbox import confined
 from tests.conftest import ROOT
 
 SECRET = "sk-of-the-user-and-nobody-else"
@@ -62,10 +62,10 @@ PROBES = {
 }
 
 
-def confined(folder: Path, program: str, seconds: float = 20.0) -> _confined.Outcome:
+def played(folder: Path, program: str, seconds: float = 20.0) -> confined.Outcome:
     readable = [str(Path(sys.base_prefix))]
     command = [os.path.realpath(sys.executable), "-I", "-S", "-c", program]
-    return asyncio.run(_confined.run(_confined.Job(command=command, folder=folder, seconds=seconds, readable=readable)))
+    return asyncio.run(confined.run(confined.Job(command=command, folder=folder, seconds=seconds, readable=readable)))
 
 
 @pytest.mark.parametrize("probe", PROBES)
@@ -80,7 +80,7 @@ def test_a_program_of_others_gets_nothing_outside(probe: str, tmp_path: Path, mo
         names = {"HERE": str(outside), "OTHER": str(other), "PORT": listening.getsockname()[1], "PARENT": os.getpid()}
         names["SIBLING"] = os.getppid()
         given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
-        outcome = confined(folder, f"{given}through = False\ntry:\n {PROBES[probe].replace(chr(10), chr(10) + ' ')}\n"
+        outcome = played(folder, f"{given}through = False\ntry:\n {PROBES[probe].replace(chr(10), chr(10) + ' ')}\n"
                            "except Exception as problem: print('refused', type(problem).__name__)\n"
                            "else: print('through' if through else 'nothing')")  # fmt: skip
     assert outcome.status == 0, outcome
@@ -97,7 +97,7 @@ def test_processes_without_end_end_with_their_time(tmp_path: Path) -> None:
     )
     mark = f"mark-{os.getpid()}"
     began = time.monotonic()
-    outcome = confined(tmp_path, f"'{mark}'\n{program}", seconds=3.0)
+    outcome = played(tmp_path, f"'{mark}'\n{program}", seconds=3.0)
     assert outcome.status is None
     assert outcome.output == "started\n"
     assert time.monotonic() - began < 20
@@ -112,13 +112,11 @@ def _command(process: Path) -> str:
 
 
 def test_output_without_end_is_read_and_its_last_is_kept(tmp_path: Path) -> None:
-    outcome = confined(
-        tmp_path, "import os\nfor _ in range(2000): os.write(1, b'x' * 65536)\nos.write(2, b'y' * 10**6)"
-    )
+    outcome = played(tmp_path, "import os\nfor _ in range(2000): os.write(1, b'x' * 65536)\nos.write(2, b'y' * 10**6)")
     assert (outcome.status, len(outcome.output), len(outcome.errors)) == (
         0,
-        _confined.MOST_OUTPUT,
-        _confined.MOST_OUTPUT,
+        confined.MOST_OUTPUT,
+        confined.MOST_OUTPUT,
     )
 
 

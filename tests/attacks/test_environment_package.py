@@ -1,8 +1,8 @@
 """Probes by the package of an environment, which runs in a process of its own with this user's rights.
 
-Its answers are those of the real process (environments/_package_process.py) with an environment that writes to whatever it
-finds. What holds: a run's time, memory and messages, and that nothing of it stays. What does not: it may read what its user
-may (docs/environments.md).
+Its answers are those of the real process (environments/bridges/_package_process.py) with an environment that writes to
+whatever it finds. What holds: a run's time, memory and messages, and that nothing of it stays. What does not: it may read
+what its user may (docs/environments.md).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import environments
-from environments import _apart, _packages
 from environments.base import Env, TaskProblem
+from environments.bridges import apart, packages
 from tests.support.apart import write_environments, write_stand_ins
 
 TRICKS = '''
@@ -116,13 +116,13 @@ def tricks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Env]:
     monkeypatch.setenv("OPENENV_PYTHON", sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("LEFT", str(tmp_path / "left"))
-    monkeypatch.setattr("environments._apart_env.SECONDS", 3.0)
-    _apart.end_all()
-    _packages.load.cache_clear()
+    monkeypatch.setattr("environments.bridges.apart_env.SECONDS", 3.0)
+    apart.end_all()
+    packages.load.cache_clear()
     env = environments.load("openenv:tricks")
     yield env(env.scenarios(None, "train", 1, 1)[0], None)
-    _apart.end_all()
-    _packages.load.cache_clear()
+    apart.end_all()
+    packages.load.cache_clear()
 
 
 @pytest.mark.parametrize("trick", ["twice", "odd ids", "no json", "errors"])
@@ -157,7 +157,7 @@ def test_what_it_leaves_in_another_session_ends_with_it(tricks: Env, tmp_path: P
         time.sleep(0.02)
     left = Path(f"/proc/{(tmp_path / 'left').read_text()}")
     assert left.exists()
-    _apart.end_all()
+    apart.end_all()
     for _ in range(200):
         if not left.exists():
             break
@@ -188,12 +188,12 @@ def test_a_long_answer_is_cut_and_a_reward_without_end_is_none(tricks: Env) -> N
     ],
 )
 def test_an_answer_of_another_shape_is_none(tricks: Env, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_apart.Child, "ask", lambda *_, **__: answer)
+    monkeypatch.setattr(apart.Child, "ask", lambda *_, **__: answer)
     assert tricks.call("act", {"text": "a"}).startswith("Error: the turn was not taken, because the environment")
 
 
 def test_facts_of_another_shape_are_a_sentence(tricks: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    _apart.end_all()
-    monkeypatch.setattr(_apart.Child, "ask", lambda *_, **__: {"tools": 5})
+    apart.end_all()
+    monkeypatch.setattr(apart.Child, "ask", lambda *_, **__: {"tools": 5})
     with pytest.raises(TaskProblem, match="openenv:tricks: it does not say what it is"):
-        _apart.child_of("openenv", "tricks", "{}")
+        apart.child_of("openenv", "tricks", "{}")

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from environments import _mcp
-from environments._mcp_settings import ServerSettings
-from environments._tools import tool_of
-from environments._waiting import TookTooLong, run
 from environments.base import TaskProblem
 from environments.kit import child
+from environments.kit.tools import tool_of
+from environments.kit.waiting import TookTooLong, run
+from environments.mcp import server
+from environments.mcp.settings import ServerSettings
 from tests.conftest import ROOT
 
 HOSTILE = str(ROOT / "tests" / "support" / "hostile_mcp.py")
@@ -29,15 +29,15 @@ HOSTILE = str(ROOT / "tests" / "support" / "hostile_mcp.py")
 
 @pytest.fixture(autouse=True)
 def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_mcp, "START_SECONDS", 20.0)
-    monkeypatch.setattr(_mcp, "LIST_SECONDS", 2.0)
-    monkeypatch.setattr(_mcp, "END_SECONDS", 0.2)
+    monkeypatch.setattr(server, "START_SECONDS", 20.0)
+    monkeypatch.setattr(server, "LIST_SECONDS", 2.0)
+    monkeypatch.setattr(server, "END_SECONDS", 0.2)
 
 
 @contextmanager
-def server(folder: Path, way: str, *words: str) -> Iterator[_mcp.Server]:
+def connection(folder: Path, way: str, *words: str) -> Iterator[server.Server]:
     settings = ServerSettings(description="d", command=sys.executable, args=(HOSTILE, way, *words))
-    made = _mcp.Server(settings, folder)
+    made = server.Server(settings, folder)
     try:
         yield made
     finally:
@@ -61,7 +61,7 @@ def peak() -> int:
 )
 def test_a_list_without_end_is_refused(tmp_path: Path, way: str, words: str) -> None:
     began = time.monotonic()
-    with server(tmp_path, way) as hostile, pytest.raises(TaskProblem, match=words):
+    with connection(tmp_path, way) as hostile, pytest.raises(TaskProblem, match=words):
         run(hostile.tools(), 20)
     assert time.monotonic() - began < 15
 
@@ -69,9 +69,9 @@ def test_a_list_without_end_is_refused(tmp_path: Path, way: str, words: str) -> 
 def test_a_server_that_never_starts_is_ended_and_join_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_mcp, "START_SECONDS", 1.0)
+    monkeypatch.setattr(server, "START_SECONDS", 1.0)
     settings = ServerSettings(description="d", command=sys.executable, args=(HOSTILE, "starts-never"))
-    servers, began = _mcp.Servers(settings, tmp_path, []), time.monotonic()
+    servers, began = server.Servers(settings, tmp_path, []), time.monotonic()
     with pytest.raises(TaskProblem, match="was not ready after 1 seconds"):
         servers.join()
     assert time.monotonic() - began < 15
@@ -79,7 +79,7 @@ def test_a_server_that_never_starts_is_ended_and_join_does_not_wait(
 
 def test_join_does_not_wait_for_a_list(tmp_path: Path) -> None:
     settings = ServerSettings(description="d", command=sys.executable, args=(HOSTILE, "lists-nothing"))
-    servers, began = _mcp.Servers(settings, tmp_path, []), time.monotonic()
+    servers, began = server.Servers(settings, tmp_path, []), time.monotonic()
     with pytest.raises(TaskProblem, match="had not listed them"):
         servers.join()
     assert time.monotonic() - began < 15
@@ -87,14 +87,14 @@ def test_join_does_not_wait_for_a_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["line-without-end", "notices"])
 def test_an_answer_without_end_ends_the_server_and_not_the_memory(tmp_path: Path, way: str) -> None:
-    with server(tmp_path, way) as hostile:
+    with connection(tmp_path, way) as hostile:
         run(hostile.tools(), 20)
         before = peak()
         try:
             said = run(hostile.call("say", {"word": "a"}, 2.0), 20)
         except TookTooLong:
             said = "late"
-        assert said in ("late", f"Error: {_mcp.STOPPED}.")
+        assert said in ("late", f"Error: {server.STOPPED}.")
     assert peak() - before < 400
 
 
@@ -103,7 +103,7 @@ def test_what_it_writes_beside_its_answers_is_read_and_forgotten(tmp_path: Path)
         return sum(_size(each) for each in Path("/proc/self/fd").iterdir())
 
     before = written()
-    with server(tmp_path, "errors") as hostile:
+    with connection(tmp_path, "errors") as hostile:
         run(hostile.tools(), 20)
         assert run(hostile.call("say", {"word": "a"}, 20.0), 30) == "a"
         assert hostile._child is not None
@@ -122,7 +122,7 @@ def _size(descriptor: Path) -> int:
 
 @pytest.mark.parametrize("way", ["twice", "ahead"])
 def test_an_answer_to_no_question_answers_none(tmp_path: Path, way: str) -> None:
-    with server(tmp_path, way) as hostile:
+    with connection(tmp_path, way) as hostile:
         run(hostile.tools(), 20)
         assert [run(hostile.call("say", {"word": word}, 5.0), 10) for word in "abc"] == ["a", "b", "c"]
         assert hostile._child is not None
@@ -130,7 +130,7 @@ def test_an_answer_to_no_question_answers_none(tmp_path: Path, way: str) -> None
 
 
 def test_a_late_answer_is_not_the_next_calls(tmp_path: Path) -> None:
-    with server(tmp_path, "late") as hostile:
+    with connection(tmp_path, "late") as hostile:
         run(hostile.tools(), 20)
         with pytest.raises(TookTooLong):
             run(hostile.call("say", {"word": "first"}, 0.2), 20)
@@ -138,13 +138,13 @@ def test_a_late_answer_is_not_the_next_calls(tmp_path: Path) -> None:
 
 
 def test_it_gets_no_model_no_folders_and_no_words_of_a_user(tmp_path: Path) -> None:
-    with server(tmp_path, "asks") as hostile:
+    with connection(tmp_path, "asks") as hostile:
         run(hostile.tools(), 20)
         assert run(hostile.call("say", {"word": "a"}, 5.0), 10) == "a"
 
 
 def test_half_a_letter_is_a_question_mark_at_once(tmp_path: Path) -> None:
-    with server(tmp_path, "half-letter") as hostile:
+    with connection(tmp_path, "half-letter") as hostile:
         run(hostile.tools(), 20)
         began = time.monotonic()
         assert run(hostile.call("say", {"word": "a"}, 30.0), 40) == "?"
@@ -152,7 +152,7 @@ def test_half_a_letter_is_a_question_mark_at_once(tmp_path: Path) -> None:
 
 
 def test_what_it_leaves_in_another_session_ends_with_it(tmp_path: Path) -> None:
-    with server(tmp_path, "leaves") as hostile:
+    with connection(tmp_path, "leaves") as hostile:
         run(hostile.tools(), 20)
         assert run(hostile.call("say", {"word": str(tmp_path / "pid")}, 5.0), 10)
         for _ in range(100):
@@ -203,14 +203,14 @@ def elsewhere() -> Iterator[str]:
 
 
 def test_the_schema_of_a_tool_is_read_from_nowhere_else(tmp_path: Path, elsewhere: str) -> None:
-    with server(tmp_path, "remote-schema", f"{elsewhere}/schema") as hostile:
+    with connection(tmp_path, "remote-schema", f"{elsewhere}/schema") as hostile:
         [tool] = run(hostile.tools(), 20)
         tool_of(tool["function"]).arguments.model_validate({"word": "a"})
     assert Elsewhere.asked == []
 
 
 def test_a_deep_schema_is_no_error_of_ours(tmp_path: Path) -> None:
-    with server(tmp_path, "deep-schema") as hostile, pytest.raises(TaskProblem, match="lists no tools"):
+    with connection(tmp_path, "deep-schema") as hostile, pytest.raises(TaskProblem, match="lists no tools"):
         run(hostile.tools(), 20)
 
 
@@ -220,7 +220,7 @@ def test_an_address_neither_leads_elsewhere_nor_unpacks(
 ) -> None:
     monkeypatch.setenv("THEIR_KEY", "k-of-the-user")
     settings = ServerSettings(description="d", url=f"{elsewhere}/{path}", key_env="THEIR_KEY", fresh=False)
-    hostile, before = _mcp.Server(settings, tmp_path), peak()
+    hostile, before = server.Server(settings, tmp_path), peak()
     try:
         with pytest.raises(TaskProblem):
             run(hostile.tools(), 20)

@@ -19,7 +19,7 @@ INTERNAL = {
     "FLYWHEEL_ADAPTERS": "addons/fleet/vllm_server.py, for the guard in vLLM's process",
     "FLYWHEEL_CONSENT_KEY": "addons/production/serving/server.py, for the guard in vLLM's process",
     "FLYWHEEL_CORES": "flows/training/ahead.py, for the worker that samples ahead",
-    "FLYWHEEL_KEY": "environments/_harness.py, for the programs of harnesses",
+    "FLYWHEEL_KEY": "environments/bridges/harness.py, for the programs of harnesses",
     "FLYWHEEL_LANE": "flows/training/ahead.py, for the worker that samples ahead",
     "FLYWHEEL_LOG": "a flow, for its stages",
     "FLYWHEEL_POOL": "a work pool's template, and flows/deploy.py for prefect.yaml",

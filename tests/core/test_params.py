@@ -461,7 +461,7 @@ def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:
             if name not in ("promote", "serve", "sft", "task" if "+" in task else "tasks")
         }  # which no stage of dvc.yaml reads, or one that is there only with it
         assert (ROOT / "tasks_data" / task).is_dir()
-        assert all((ROOT / "environments" / f"{name}.py").is_file() for name in task.split("+"))
+        assert all((ROOT / "environments" / name / "__init__.py").is_file() for name in task.split("+"))
 
 
 START = {"policy": {"start_from": "run:nightly/003"}}

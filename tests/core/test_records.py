@@ -11,20 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from environments._agents import Result
 from environments.base import Scenario
+from environments.kit.agents import Result
 from steps.core.errors import UserError
-from steps.core.records import (
-    Evaluation,
-    Reward,
-    Row,
-    Stretch,
-    TaskResult,
-    Trajectory,
-    Turn,
-    read_records,
-    write_records,
-)
+from steps.core.evaluations import Evaluation, TaskResult
+from steps.core.records import Reward, Row, Stretch, Trajectory, Turn, read_records, write_records
 
 
 def turn(

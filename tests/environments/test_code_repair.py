@@ -10,21 +10,11 @@ from typing import Any
 
 import pytest
 
-from environments import _mutants
-from environments._mutants import mutants, passed
-from environments._sandbox import Answer, run, run_trusted, same
 from environments.base import Message, Scenario, Split, split_of, use
-from environments.code_repair import (
-    LONGEST_CODE,
-    PRACTICE,
-    SHARES,
-    CodeRepair,
-    Problems,
-    edit_of,
-    is_likely,
-    shorten,
-    submitted,
-)
+from environments.code_repair import LONGEST_CODE, PRACTICE, SHARES, CodeRepair, Problems, shorten, submitted
+from environments.code_repair.mutants import broken, mutants, passed
+from environments.code_repair.players import edit_of, is_likely
+from environments.kit.sandbox import Answer, run, run_trusted, same
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "code_repair"
@@ -123,12 +113,12 @@ def test_references_pass_their_tests_and_broken_programs_do_not(data: Problems) 
     for problem, one in broken[::40]:
         outcome = run(one["code"], problem["name"], [arguments for arguments, _ in problem["tests"]])
         assert not outcome.problem
-        assert _mutants.passed(outcome.answers, problem["tests"]) < len(problem["tests"])
+        assert passed(outcome.answers, problem["tests"]) < len(problem["tests"])
 
 
 def test_broken_programs_are_made_the_same_again(data: Problems) -> None:
     [problem] = [one for split in SPLITS for one in data.problems[split] if one["name"] == "to_seconds"]
-    assert _mutants.broken(problem) == data.broken["to_seconds"]
+    assert broken(problem) == data.broken["to_seconds"]
 
 
 def test_mutants_of_a_small_function() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from environments.base import Env, Message, is_error, tool_calls
-from environments.email_search import SYSTEM, EmailSearch, days_of, seen_ids, shown
+from environments.email_search import SYSTEM, EmailSearch
+from environments.email_search.inbox import seen_ids, shown
+from environments.email_search.players import days_of
 from environments.email_search_plus import EmailSearchPlus
 from tests.conftest import ROOT
 

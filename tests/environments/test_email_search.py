@@ -13,18 +13,9 @@ from typing import Any
 import pytest
 
 import environments
-from environments import _mailbox
 from environments.base import Message, Scenario, Split, is_error, normalise, sample_kinds, unwritable
-from environments.email_search import (
-    KINDS,
-    LONGEST,
-    NEEDED_CALLS,
-    REWARD,
-    EmailSearch,
-    Mailbox,
-    build_index,
-    is_unknown,
-)
+from environments.email_search import KINDS, LONGEST, NEEDED_CALLS, REWARD, EmailSearch, is_unknown, mailbox
+from environments.email_search.inbox import Mailbox, build_index
 from steps.core import params
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,7 +88,7 @@ def scored(data: Mailbox, calls: list[Call | str]) -> tuple[float, bool]:
 
 
 def test_the_committed_mailbox_is_what_the_generator_writes(tmp_path: Path) -> None:
-    _mailbox.main(str(tmp_path))
+    mailbox.main(str(tmp_path))
     for name in ("mails.jsonl", "questions.jsonl"):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), (
             f"{name}: write it anew, or undo the change"
@@ -138,8 +129,8 @@ def test_an_added_inbox_is_like_the_others_and_asked_about_by_all_kinds(committe
         assert abs(mean(sizes[0]) - mean(sizes[1])) < 10
         for owner in owners[first:]:
             asked = [counts[split][owner, kind] for kind in KINDS]
-            assert asked[:2] == [_mailbox.MOST, _mailbox.MOST]
-            assert 2 <= asked[2] <= _mailbox.MOST
+            assert asked[:2] == [mailbox.MOST, mailbox.MOST]
+            assert 2 <= asked[2] <= mailbox.MOST
 
 
 def test_there_are_as_many_questions_as_the_recipe_takes(committed: Mailbox) -> None:
@@ -171,7 +162,7 @@ def full_query(question: dict[str, Any]) -> dict[str, Any]:
         arguments["sort"] = "newest"
     else:
         month, year = question["question"].removesuffix("?").split()[-2:]
-        day = f"{year}-{_mailbox.MONTHS.index(month) + 1:02d}"
+        day = f"{year}-{mailbox.MONTHS.index(month) + 1:02d}"
         arguments |= {"after": f"{day}-01", "before": f"{day}-31"}
     return arguments
 
@@ -273,7 +264,7 @@ def test_tasks_are_found_by_name() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_task"):
         environments.load("no_such_task")
     with pytest.raises(ValueError, match=r"environments\.base defines 1 environments|exactly one"):
-        environments.load("environments._mailbox")
+        environments.load("environments.email_search.mailbox")
 
 
 # --- Tools

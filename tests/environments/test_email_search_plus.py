@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import environments
-from environments import _mailbox_plus
-from environments._languages import LANGUAGES, fill, josa, stems
 from environments.base import Message, Split, is_error
-from environments.email_search import Mailbox
-from environments.email_search_plus import CUT, STATED, EmailSearchPlus, _stated, _take_apart, build_index
+from environments.email_search.inbox import Mailbox
+from environments.email_search_plus import CUT, EmailSearchPlus, build_index, mailbox
+from environments.email_search_plus.languages import LANGUAGES, fill, josa, stems
+from environments.email_search_plus.players import STATED, stated, take_apart
 from steps.core import params
 from tests.conftest import ROOT
 
@@ -84,7 +84,7 @@ def transcript(env: EmailSearchPlus, *calls: tuple[str, dict[str, Any]]) -> list
 
 
 def test_the_committed_mailbox_is_what_the_generator_writes(tmp_path: Path) -> None:
-    _mailbox_plus.main(str(tmp_path))
+    mailbox.main(str(tmp_path))
     for name in ("mails.jsonl", "questions.jsonl"):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), (
             f"{name}: write it anew, or undo the change"
@@ -133,7 +133,7 @@ def test_answers_are_in_their_sources(committed: Mailbox) -> None:
         for one in committed.questions[split]:
             body, files = committed[one["owner"]].execute(query, (one["source_ids"][0],)).fetchone()
             assert one["answer"] in (files if one["kind"] == "attachment" else body)
-            assert not any(other in (files, _stated(body, STATED)) for other in one["conflicting"])
+            assert not any(other in (files, stated(body, STATED)) for other in one["conflicting"])
 
 
 def test_questions_hold_neither_answer_nor_ids(committed: Mailbox) -> None:
@@ -141,7 +141,7 @@ def test_questions_hold_neither_answer_nor_ids(committed: Mailbox) -> None:
         for one in committed.questions[split]:
             assert not re.search(rf"(?<!\w){re.escape(one['answer'])}(?!\w)", one["question"])
             assert not any(re.search(rf"\b{source}\b", one["question"]) for source in one["source_ids"])
-            assert _take_apart(one["question"])[0] == one["kind"]
+            assert take_apart(one["question"])[0] == one["kind"]
 
 
 def test_threads_are_decided_where_no_value_is(committed: Mailbox) -> None:
@@ -158,7 +158,7 @@ def test_threads_are_decided_where_no_value_is(committed: Mailbox) -> None:
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "questions.jsonl", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"mails\.jsonl is missing.*environments\._mailbox_plus"):
+    with pytest.raises(FileNotFoundError, match=r"mails\.jsonl is missing.*environments\.email_search_plus\.mailbox"):
         EmailSearchPlus.load(tmp_path)
 
 

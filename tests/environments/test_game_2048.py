@@ -15,19 +15,17 @@ import pytest
 
 import environments
 from environments.base import Message, Scenario, Split, is_error, use, words
-from environments.game_2048 import (
+from environments.game_2048 import Game2048, read_board, score_of
+from environments.game_2048.board import (
     DIRECTIONS,
     Board,
     Direction,
-    Game2048,
     Row,
     can_be_won,
     corner,
     expectimax,
     largest,
     legal,
-    read_board,
-    score_of,
     show,
     slide,
     smoothness,

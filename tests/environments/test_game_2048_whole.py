@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from environments.base import Message, Scenario, use
-from environments.game_2048 import Board, expected, expectimax, largest, last_board, legal, score_of, swipe
+from environments.game_2048 import last_board, score_of
+from environments.game_2048.board import Board, expected, expectimax, largest, legal, swipe
 from environments.game_2048_whole import WholeGame2048, described, foresee
 from tests.conftest import ROOT
 

@@ -13,17 +13,9 @@ from typing import Any
 
 import pytest
 
-from environments import _knowledge
 from environments.base import Scenario, Split, read_lines, split_of, use
-from environments.knowledge_search import (
-    KINDS,
-    SHARES,
-    KnowledgeSearch,
-    Store,
-    build_index,
-    extract,
-    is_right,
-)
+from environments.knowledge_search import KINDS, SHARES, KnowledgeSearch, Store, build_index, is_right, world
+from environments.knowledge_search.players import extract
 from tests.conftest import ROOT
 
 DATA = ROOT / "tasks_data" / "knowledge_search"
@@ -81,7 +73,7 @@ def given(text: str, *citations: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_the_generator_writes_the_committed_bytes(tmp_path: Path) -> None:
-    _knowledge.main(str(tmp_path))
+    world.main(str(tmp_path))
     for name in ("documents.jsonl", "questions.jsonl"):
         made, committed = ((folder / name).read_bytes() for folder in (tmp_path, DATA))
         assert hashlib.sha256(made).hexdigest() == hashlib.sha256(committed).hexdigest()
@@ -164,9 +156,9 @@ def test_the_store_is_the_same_for_all_splits(data: Store) -> None:
 
 
 def test_former_values_differ() -> None:
-    fresh, rng = _knowledge.names(Random(1)), Random(2)
-    for entity in itertools.chain.from_iterable(_knowledge.make_province(fresh, rng) for _ in range(20)):
-        for key, attribute in _knowledge.ATTRIBUTES[entity.kind].items():
+    fresh, rng = world.names(Random(1)), Random(2)
+    for entity in itertools.chain.from_iterable(world.make_province(fresh, rng) for _ in range(20)):
+        for key, attribute in world.ATTRIBUTES[entity.kind].items():
             values = [facts[key] for facts in [entity.facts, *entity.former] if key in facts]
             assert len(set(values)) == (len(values) if attribute.changes else min(1, len(values)))
 

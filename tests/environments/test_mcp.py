@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 import environments
-from environments import _mcp, _mcp_settings, _new
-from environments._mcp_settings import read_settings
-from environments._waiting import Limited, TookTooLong, run
+from environments import _new
 from environments.base import Scenario, TaskProblem, split_of
-from environments.mcp import SCENARIOS, Data, Mcp
+from environments.kit.waiting import Limited, TookTooLong, run
+from environments.mcp import SCENARIOS, Data, Mcp, server, settings
+from environments.mcp.settings import read_settings
 from steps.core.errors import explain
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = write(tmp_path_factory.mktemp("notes"), pass_env=["NOTES_KEY"], env={"WHERE": "{data}"})
     (made / "work").mkdir()
     (made / "work" / "first.txt").write_text("buy milk")
-    _mcp.record(made)
+    server.record(made)
     return made
 
 
@@ -69,7 +69,7 @@ def begin() -> Iterator[Callable[[Data], Mcp]]:
 def with_settings(folder: Path, **settings: Any) -> Data:
     data = Mcp.load(folder)
     changed = data.settings.model_copy(update=settings)
-    return data._replace(settings=changed, servers=_mcp.Servers(changed, folder, data.tools))
+    return data._replace(settings=changed, servers=server.Servers(changed, folder, data.tools))
 
 
 def gone(pid: str) -> bool:
@@ -113,29 +113,29 @@ def test_each_episode_has_a_server_of_its_own_which_ends_with_it(
 
 def test_tools_have_names_that_models_can_call_and_can_be_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path, args=[SERVER, "--odd"], exclude=["notes_read"])
-    assert _mcp.record(folder) == ["notes_write", "notes_read"]
+    assert server.record(folder) == ["notes_write", "notes_read"]
     settings = read_settings(folder)
     tools = json.loads((folder / "tools.json").read_text())
-    servers = _mcp.Servers(settings, folder, tools)
+    servers = server.Servers(settings, folder, tools)
     servers.join()
     for _ in range(2):  # the first server has listed its tools, a second one has not
-        server = servers.take()
-        assert run(server.call("notes_write", {"text": "a"}, 30)) == "There are 1 notes."
-        assert run(server.call("notes_read", {}, 30)) == "a"
-    servers.leave(server)
+        taken = servers.take()
+        assert run(taken.call("notes_write", {"text": "a"}, 30)) == "There are 1 notes."
+        assert run(taken.call("notes_read", {}, 30)) == "a"
+    servers.leave(taken)
     servers.end()
     folder = write(tmp_path / "two", args=[SERVER, "--odd"], include=["notes.write", "notes_read"])
-    assert _mcp.record(folder) == ["notes_write", "notes_read"]
+    assert server.record(folder) == ["notes_write", "notes_read"]
     folder = write(tmp_path / "three", args=[SERVER, "--odd"], include=["notes.erase"])
     with pytest.raises(
         TaskProblem, match=r"name the tool 'notes.erase', and the MCP server .* has notes.write, notes/read"
     ):
-        _mcp.record(folder)
+        server.record(folder)
 
 
 def test_names_that_collide_get_numbers() -> None:
     names = ["a.b", "a/b", "a_b", "é" * 70]
-    assert _mcp_settings.shown_names(names) == {"a_b": "a_b", "a.b": "a_b_2", "a/b": "a_b_3", "é" * 70: "_" * 60}
+    assert settings.shown_names(names) == {"a_b": "a_b", "a.b": "a_b_2", "a/b": "a_b_3", "é" * 70: "_" * 60}
 
 
 def test_what_fails_is_an_error_that_the_policy_reads(
@@ -162,7 +162,7 @@ def test_what_fails_is_an_error_that_the_policy_reads(
     said = env.step({"role": "assistant", "content": "", "tool_calls": [asked]})
     assert said[0]["content"] == "buy milk"
     pid = env.call("tell", {"name": "pid"})
-    monkeypatch.setattr(_mcp, "ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "ALIVE_SECONDS", 0.1)
     with pytest.raises(TookTooLong):
         run(env.server.call("hang", {}, 0.1))
     assert env.call("read_notes", {}) == "buy milk"  # a server that answers nothing any more makes room for another
@@ -174,7 +174,7 @@ def test_what_fails_is_an_error_that_the_policy_reads(
 def test_servers_that_are_reset_are_handed_on_and_a_shared_one_is_one(folder: Path, begin: Any) -> None:
     tools = [tool for tool in json.loads((folder / "tools.json").read_text()) if "anew" not in tool["function"]["name"]]
     settings = read_settings(folder).model_copy(update={"fresh": False, "reset": "start_anew"})
-    data = Mcp.load(folder)._replace(settings=settings, tools=tools, servers=_mcp.Servers(settings, folder, tools))
+    data = Mcp.load(folder)._replace(settings=settings, tools=tools, servers=server.Servers(settings, folder, tools))
     watch, first = begin(data), begin(data)
     assert first.call("write_note", {"text": "mine"}) == "There are 1 notes."
     pid = first.call("tell", {"name": "pid"})
@@ -201,20 +201,20 @@ def test_a_server_is_reached_by_its_address_and_again_when_it_is_back(tmp_path: 
         port = probe.getsockname()[1]
 
     def start() -> subprocess.Popen[bytes]:
-        server = subprocess.Popen([sys.executable, SERVER, "--sdk", "--http", str(port)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, SERVER, "--sdk", "--http", str(port)], stderr=subprocess.DEVNULL)
         for _ in range(400):
             with socket.socket() as tried:
                 if tried.connect_ex(("127.0.0.1", port)) == 0:
-                    return server
+                    return process
             time.sleep(0.05)
         raise AssertionError("the server did not start")
 
     away = write(tmp_path / "away", command=None, args=[], url=f"http://127.0.0.1:{port}/mcp", fresh=False)
     with pytest.raises(TaskProblem, match=r"MCP server http://127.0.0.1:\d+/mcp does not start \("):
-        _mcp.record(away)
-    server = start()
+        server.record(away)
+    process = start()
     try:
-        _mcp.record(away)
+        server.record(away)
         assert (
             len(json.loads((away / "tools.json").read_text()))
             == len(json.loads((folder / "tools.json").read_text())) - 1
@@ -225,14 +225,14 @@ def test_a_server_is_reached_by_its_address_and_again_when_it_is_back(tmp_path: 
         assert written[-1].read_text() == (away / "tools.json").read_text()
         env = begin(Mcp.load(away))
         assert env.call("write_note", {"text": "a"}) == "There are 1 notes."
-        server.kill()
-        server.wait()
+        process.kill()
+        process.wait()
         assert env.call("read_notes", {}).startswith("Error: ")
-        server = start()
+        process = start()
         said = [env.call("read_notes", {}) for _ in range(2)]
         assert said[1] == "There are no notes."
     finally:
-        server.kill()
+        process.kill()
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -275,7 +275,7 @@ def test_a_server_ends_with_the_process_that_started_it(folder: Path, is_killed:
 )
 def test_what_cannot_be_played_is_a_sentence(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TaskProblem, match=sentence) as raised:
-        _mcp.record(write(tmp_path, **settings))
+        server.record(write(tmp_path, **settings))
     assert explain(raised.value) == (str(raised.value), 2)
     assert not (tmp_path / "tools.json").exists()
 
@@ -285,7 +285,7 @@ def test_what_is_missing_or_has_changed_is_said(tmp_path: Path, folder: Path) ->
         Mcp.load(tmp_path)
     write(tmp_path)
     with pytest.raises(
-        TaskProblem, match=r"tools.json is missing: `.venv/bin/python -m environments\._mcp .*` asks the server"
+        TaskProblem, match=r"tools.json is missing: `.venv/bin/python -m environments\.mcp\.server .*` asks the server"
     ):
         Mcp.load(tmp_path)
     (tmp_path / "tools.json").write_text("[{}]")

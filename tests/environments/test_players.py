@@ -16,9 +16,9 @@ from addons.supervised.small_policy import small_policy
 from addons.supervised.solve import Solver
 from benchmarks import environments as speed
 from benchmarks import hacks
-from environments._mixed import mixed
-from environments._players import BRINGS, NoPlayer
 from environments.base import Component, Env, Message, is_error, use, words
+from environments.kit.mixed import mixed
+from environments.kit.players import BRINGS, NoPlayer
 from environments.multiplication import Multiplication
 from flows.promotion.judging import has_script
 from steps import evaluate

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import environments
-from environments._customer import GONE, asked_for, claims, opening, refuses, says_day, settles_day
-from environments._shop import KINDS, VARIANTS, Record, expected, judge, make_case
 from environments.base import Message, Scenario, Split, is_error, split_of, use, words
-from environments.support_dialogue import NEEDED_TURNS, REWARD, RULES, SupportDialogue
+from environments.support_dialogue import SupportDialogue
+from environments.support_dialogue.customer import GONE, asked_for, claims, opening, refuses, says_day, settles_day
+from environments.support_dialogue.rewards import NEEDED_TURNS, REWARD, RULES
+from environments.support_dialogue.shop import KINDS, VARIANTS, Record, expected, judge, make_case
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tasks_data" / "support_dialogue"

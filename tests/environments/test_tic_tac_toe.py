@@ -12,10 +12,10 @@ import pyspiel  # type: ignore[import-not-found]
 import pytest
 
 from environments.base import Message, Scenario, Split, use, words
-from environments.tic_tac_toe import (
+from environments.tic_tac_toe import TicTacToe, result
+from environments.tic_tac_toe.board import (
     EMPTY,
     OTHER,
-    TicTacToe,
     alike,
     best_result,
     empty_cells,
@@ -24,7 +24,6 @@ from environments.tic_tac_toe import (
     perfect_cells,
     put,
     reply,
-    result,
     rule_cells,
     show,
     value,

@@ -25,8 +25,9 @@ from flows.promotion.judging import show_page
 from flows.terminal import command
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import EvaluateParams, PromoteParams
-from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.records import Reward, Trajectory, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger
@@ -325,7 +326,7 @@ def test_what_is_evaluated_is_the_registrys_adapter_under_its_own_base_model(pro
 def test_an_agent_of_the_users_own_is_judged_without_a_scripted_player(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from environments._agents import agent_env
+    from environments.kit.agents import agent_env
 
     module = ModuleType("toy")
     module.rollout = lambda episode: 1.0  # type: ignore[attr-defined]

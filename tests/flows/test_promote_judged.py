@@ -13,8 +13,9 @@ from flows import promote
 from flows.deployment.settings import PromoteSettings
 from flows.promotion import evaluations, judging
 from steps.core import params
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import EvaluateParams
-from steps.core.records import PAIRS, Evaluation, Judged, Pair
+from steps.core.records import PAIRS, Pair
 from steps.policy.adapter import adapter_hash
 from steps.registry import paired
 from tests.flows import test_promote

@@ -20,8 +20,9 @@ import yaml
 import environments
 from environments.base import Scenario
 from steps.analytics.analysis import analyse
+from steps.core.evaluations import Evaluation
 from steps.core.params import Update
-from steps.core.records import Evaluation, Reward, Trajectory, read_records
+from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import counted
 from steps.registry import paired
 from steps.runner.handover import LOG, stop_workers, worker_pids

@@ -28,8 +28,8 @@ from addons.production.serving import capture
 from addons.production.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from addons.production.traces.records import Conversation, joined
 from addons.production.traces.store import Store
-from environments._mcp_settings import read_settings
 from environments.base import Scenario, TaskProblem
+from environments.mcp.settings import read_settings
 from flows.training.sources import Brought, check
 from steps.core import dotenv, params
 from steps.core.errors import UserError

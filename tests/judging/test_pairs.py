@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from environments._agents import Result
 from environments.base import Scenario
+from environments.kit.agents import Result
 from environments.multiplication import Multiplication
 from environments.multiplication import scenario as product
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Endpoint, Judges, Ruler, Score
-from steps.core.records import Evaluation, Judged, Judgement, Order, Reward, Trajectory, write_records
+from steps.core.records import Judgement, Order, Reward, Trajectory, write_records
 from steps.judging import pairs, prompts
 from steps.llm import client
 from tests.support.judge_server import Judge

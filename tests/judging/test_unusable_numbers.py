@@ -15,8 +15,8 @@ import environments
 from addons.agents.worker import as_result
 from addons.production.traces.openai_jsonl import feedback_of
 from addons.supervised import teach
-from environments._agents import AgentEnv, Result
 from environments.base import Component, Env, Message, Outcome, Scenario, words
+from environments.kit.agents import AgentEnv, Result
 from flows.terminal import health
 from steps import score as stage
 from steps.core.params import Criteria, Judges, Score, ScoreParams

@@ -14,8 +14,9 @@ from benchmarks._exploits import EXPLOITS
 from environments import multiplication
 from environments.base import Scenario
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Params, Promote
-from steps.core.records import PAIRS, Evaluation, Judged, Pair, write_records
+from steps.core.records import PAIRS, Pair, write_records
 from steps.judging import watch
 from steps.judging.rule import by_rule
 from steps.judging.watch import HELD_OUT, SUCCESS, Point, alarm

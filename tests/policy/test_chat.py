@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from addons.supervised.embedded_policy import corpus, make_tokenizer
-from environments import _mailbox
 from environments.base import Message
-from environments.email_search import EmailSearch
+from environments.email_search import EmailSearch, mailbox
 from steps.core.records import Trajectory, Turn, read_records, write_records
 from steps.policy.chat import Chat
 from steps.policy.chat_templates import CHATML
@@ -371,9 +370,9 @@ def test_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
 
 def test_a_name_or_number_is_one_token_and_the_same_wherever_it_stands(tokenizer: Any) -> None:
     """A small model can copy it then from a question or a mail into a call."""
-    names = (*_mailbox.FIRST_NAMES, *_mailbox.LAST_NAMES, *_mailbox.PROJECTS, *_mailbox.CITIES, *_mailbox.COMPANIES)
+    names = (*mailbox.FIRST_NAMES, *mailbox.LAST_NAMES, *mailbox.PROJECTS, *mailbox.CITIES, *mailbox.COMPANIES)
     assert len(names) > 140
-    for word in (*names, *_mailbox.MONTHS, *map(str, range(100, 1000, 37)), "7", "42"):
+    for word in (*names, *mailbox.MONTHS, *map(str, range(100, 1000, 37)), "7", "42"):
         [token] = tokenizer.encode(word, add_special_tokens=False)
         for text in (
             f"What is the budget for {word}?",

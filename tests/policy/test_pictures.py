@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from environments import _pictures
 from environments.base import Message, Scenario
+from environments.kit.pictures import apart, checked, hashes, with_pictures
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.params_policy import Servers
@@ -25,7 +25,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def two(*texts: str) -> tuple[tuple[Message, ...], dict[str, str]]:
-    return _pictures.apart([{"role": "system", "content": "Look."}, seeing.asked(1, *texts), seeing.asked(2, "And?")])
+    return apart([{"role": "system", "content": "Look."}, seeing.asked(1, *texts), seeing.asked(2, "And?")])
 
 
 def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Made) -> None:
@@ -35,7 +35,7 @@ def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Mad
     prompt = chat.prompt(messages, bytes_of)
     vision = load_vision(policy)
     assert vision is not None
-    for shown, name in zip(prompt.pictures, _pictures.hashes(messages), strict=True):
+    for shown, name in zip(prompt.pictures, hashes(messages), strict=True):
         assert shown.sha256 == name
         assert shown.length == int(vision.of(name, bytes_of[name]).grid.prod()) // 4
         assert set(prompt.ids[shown.start : shown.start + shown.length]) == {vision.token}
@@ -50,7 +50,7 @@ def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Mad
 def test_the_length_is_that_of_the_vision_towers_result(made: Made, size: tuple[int, int]) -> None:
     vision = load_vision(made[1])
     assert vision is not None
-    name, data = _pictures.checked(seeing.picture(3, *size))
+    name, data = checked(seeing.picture(3, *size))
     features = vision.of(name, data)
     assert vision.length(name, data) == int(features.grid.prod()) // 4 == len(features.pixels) // 4
 
@@ -68,7 +68,7 @@ def test_texts_from_outside_show_no_picture_of_their_own(made: Made) -> None:
 
 def test_what_follows_a_turn_may_show_pictures(made: Made) -> None:
     chat = load_chat(made[1], seeing.Colours)
-    [after], bytes_of = _pictures.apart([seeing.asked(4, "Look: ")])
+    [after], bytes_of = apart([seeing.asked(4, "Look: ")])
     suffix = chat.suffix_ids([after], {"role": "assistant", "content": "Well."})
     prompt = chat.expanded(suffix, [after], bytes_of, start=100)
     [shown] = prompt.pictures
@@ -101,9 +101,7 @@ def test_a_template_with_tools_and_pictures_serves_both_families(made: Made) -> 
     messages, bytes_of = two("Here: ", " what is it?")
     assert chat.tool_parser == "hermes"
     assert chat.prompt(messages, bytes_of) == own.prompt(messages, bytes_of)
-    [answer], more = _pictures.apart(
-        [{"role": "tool"} | _pictures.with_pictures([_pictures.checked(seeing.picture(1))])]
-    )
+    [answer], more = apart([{"role": "tool"} | with_pictures([checked(seeing.picture(1))])])
     turn = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
     assert len(chat.expanded(chat.suffix_ids([answer], turn), [answer], more).pictures) == 1
 
@@ -139,7 +137,7 @@ def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
 
 def test_the_numbers_of_a_few_pictures_are_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     vision: Any = load_vision(made[1])
-    shown = [_pictures.checked(seeing.picture(number)) for number in range(3)]
+    shown = [checked(seeing.picture(number)) for number in range(3)]
     monkeypatch.setattr(pictures, "KEPT", 2 * vision.of(*shown[0]).pixels.nbytes)
     for name, data in shown:
         vision.of(name, data)

@@ -10,8 +10,8 @@ import pytest
 
 from addons.supervised.toolsets import toolsets
 from benchmarks.general_policy import FILE, Verdict, verdict
-from environments._tools import tool_of
 from environments.base import use
+from environments.kit.tools import tool_of
 
 SETS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 TOOLS = SETS[0]["tools"]

@@ -22,14 +22,26 @@ CALLS = {  # names of functions, wherever they come from -> the mechanism
 CLIENTS = {"httpx", "httpx2", "requests", "urllib.request", "urllib3", "http.client", "aiohttp"}
 # (module, mechanism) -> why it has its own. None may be added without a reason; one that is gone leaves this list.
 EXCEPTIONS = {
-    ("environments/_sandbox.py", "process"): "untrusted code in one group, killed whole; kit's child speaks JSON lines",
     (
-        "environments/_sandbox.py",
+        "environments/kit/sandbox/__init__.py",
+        "process",
+    ): "untrusted code in one group, killed whole; kit's child speaks JSON lines",
+    (
+        "environments/kit/sandbox/__init__.py",
         "socket",
     ): "its child hands over a descriptor, by a pair of sockets",
-    ("environments/_runner.py", "prctl"): "runs inside the sandbox, where nothing of the project can be imported",
-    ("environments/_confined.py", "process"): "a command behind walls, whose standard input is its lifeline",
-    ("environments/_confined_inside.py", "process"): "puts the walls up between fork and exec",
+    (
+        "environments/kit/sandbox/_runner.py",
+        "prctl",
+    ): "runs inside the sandbox, where nothing of the project can be imported",
+    (
+        "environments/kit/sandbox/confined.py",
+        "process",
+    ): "a command behind walls, whose standard input is its lifeline",
+    (
+        "environments/kit/sandbox/_confined_inside.py",
+        "process",
+    ): "puts the walls up between fork and exec",
     (
         "addons/agents/episode.py",
         "http",

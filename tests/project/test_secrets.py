@@ -527,7 +527,7 @@ def test_without_masking_they_would(
 
 
 def test_files_without_secrets_are_logged_as_they_are() -> None:
-    from steps.tracking.tracker import public
+    from steps.tracking.entries import public
 
     root = Path(__file__).parent.parent.parent
     for path in (*root.glob("*.yaml"), *root.glob("tasks_data/*.yaml")):
@@ -541,7 +541,7 @@ def test_parameters_without_secrets_are_logged_as_they_are() -> None:
 
 
 def test_a_file_with_secrets_keeps_the_rest() -> None:
-    from steps.tracking.tracker import public
+    from steps.tracking.entries import public
 
     given = {"task": "toy", "update": {"beta": 0.01}, "extra": {"password": "correct horse", "more": [1, "a"]}}
     content = yaml.safe_load(public(yaml.safe_dump(given)))

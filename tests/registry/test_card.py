@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from steps.core.evaluations import Evaluation
 from steps.core.params import Params
-from steps.core.records import Evaluation
 from steps.registry import card
 from steps.registry.card import LIMIT, Recorded
 

@@ -12,8 +12,9 @@ import pytest
 
 from environments.base import Scenario
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import Promote
-from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.records import Reward, Trajectory, write_records
 from steps.core.stats import slices_of, wilson
 from steps.registry import checks, gate, verdict_report
 from steps.registry.gate import Look, Side, decide, read_side

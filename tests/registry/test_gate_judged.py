@@ -10,8 +10,9 @@ import pytest
 
 from environments.base import Scenario
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Promote
-from steps.core.records import PAIRS, Evaluation, Judged, Pair, Reward, Trajectory, write_records
+from steps.core.records import PAIRS, Pair, Reward, Trajectory, write_records
 from steps.registry import card, gate, verdict_report
 from steps.registry.gate import Look, Side, decide, read_side
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from environments._waiting import Limited, TookTooLong, result_of
 from environments.base import Env, Scenario, tool
+from environments.kit.waiting import Limited, TookTooLong, result_of
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout
 from steps.core.params_sections import SlowTools

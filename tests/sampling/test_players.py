@@ -16,6 +16,7 @@ from environments.base import Env, Message, Scenario, is_error
 from steps import evaluate
 from steps.core import params
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import (
     Endpoint,
     EvaluateParams,
@@ -26,7 +27,7 @@ from steps.core.params import (
     UpdateParams,
 )
 from steps.core.progress import take_measurements
-from steps.core.records import Evaluation, Reward, Trajectory, read_records, write_records
+from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.llm import client
 from steps.runner import stage
 from steps.sampling import players

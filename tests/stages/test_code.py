@@ -28,10 +28,26 @@ def names(*tasks: str, folder: Path = FOLDER) -> set[str]:
 
 
 def test_a_task_has_its_own_module_and_what_that_imports() -> None:
-    assert {"times_tables.py", "multiplication.py", "base.py", "_tools.py"} <= names("times_tables")
-    assert "times_tables.py" not in names("multiplication")
-    assert {"code_repair.py", "_sandbox.py", "_runner.py"} <= names("code_repair")
-    assert not {"tic_tac_toe.py", "_mailbox.py", "_new.py", "_template.py"} & names("multiplication")
+    files = {"times_tables/__init__.py", "multiplication/__init__.py", "base.py", "kit/tools.py"}
+    assert files <= names("times_tables")
+    assert "times_tables/__init__.py" not in names("multiplication")
+    files = {"code_repair/__init__.py", "kit/sandbox/__init__.py", "kit/sandbox/_runner.py"}
+    assert files <= names("code_repair")
+    others = {
+        "tic_tac_toe/__init__.py",
+        "email_search/mailbox.py",
+        "kit/sandbox/__init__.py",
+        "_new.py",
+        "_template.py",
+    }
+    assert not others & names("multiplication")
+
+
+@pytest.mark.parametrize("task", environments.tasks())
+def test_a_task_has_no_file_of_another_but_of_one_that_it_imports(task: str) -> None:
+    extended = {"email_search_plus": "email_search", "game_2048_whole": "game_2048", "times_tables": "multiplication"}
+    folders = {file.partition("/")[0] for file in names(task) if "/" in file}
+    assert folders - {"kit", "bridges"} == {task, extended.get(task, task)}
 
 
 def test_several_tasks_have_the_files_of_each() -> None:
@@ -39,9 +55,12 @@ def test_several_tasks_have_the_files_of_each() -> None:
 
 
 def test_a_task_of_a_package_has_its_adapter_and_what_runs_in_another_interpreter() -> None:
-    assert {"_gymnasium.py", "_stepped.py"} <= names("gymnasium:Taxi-v4")
-    assert {"_verifiers.py", "_package_process.py", "_package_verifiers.py"} <= names("verifiers:any")
-    assert not {"_openenv.py", "_package_openenv.py"} & names("verifiers:any")
+    assert {"bridges/gymnasium.py", "bridges/stepped.py"} <= names("gymnasium:Taxi-v4")
+    kinds = {"bridges/verifiers.py", "bridges/_package_process.py", "bridges/_package_verifiers.py"}
+    assert kinds <= names("verifiers:any")
+    walls = {"kit/sandbox/confined.py", "kit/sandbox/_confined_inside.py", "kit/sandbox/_runner.py", "kit/keeper.py"}
+    assert walls <= names("harness:codex")
+    assert not {"bridges/openenv.py", "bridges/_package_openenv.py"} & names("verifiers:any")
 
 
 def test_a_module_elsewhere_has_what_every_task_has() -> None:
@@ -121,9 +140,10 @@ def test_what_loading_a_task_imports_is_among_its_files(task: str) -> None:
 
 def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "environments"
-    (folder / "kit").mkdir(parents=True)
     for file in files_of(FOLDER, ["multiplication"]):
-        (folder / file.relative_to(FOLDER)).write_bytes(file.read_bytes())
+        copied = folder / file.relative_to(FOLDER)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
 
     def listing() -> dict[str, str]:
@@ -135,12 +155,12 @@ def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monk
         return dict(json.loads(Path("listings/rollout.json").read_text()))
 
     first = listing()
-    assert "environments/multiplication.py" in first
+    assert "environments/multiplication/__init__.py" in first
     (folder / "other.py").write_text("")
     assert listing() == first
-    (folder / "multiplication.py").write_text("from environments import other\n")
+    (folder / "multiplication/__init__.py").write_text("from environments import other\n")
     changed = {path for path, name in listing().items() if first.get(path) != name}
-    assert changed == {"environments/multiplication.py", "environments/other.py"}
+    assert changed == {"environments/multiplication/__init__.py", "environments/other.py"}
 
 
 def test_only_an_edit_to_what_the_task_is_made_of_makes_its_stages_stale(
@@ -168,9 +188,9 @@ def test_only_an_edit_to_what_the_task_is_made_of_makes_its_stages_stale(
 
         assert repo.reproduce("scenarios")
         append("my_task.py")
-        append("tic_tac_toe.py")
+        append("tic_tac_toe/__init__.py")
         assert not stale()
-        append("multiplication.py")
+        append("multiplication/__init__.py")
         assert stale()
 
 

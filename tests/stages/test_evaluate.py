@@ -14,8 +14,9 @@ from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
 from steps.core.alike import Groups
+from steps.core.evaluations import Evaluation
 from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
-from steps.core.records import PAIRS, Evaluation, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.records import PAIRS, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
 from steps.registry import paired, shares

@@ -20,8 +20,9 @@ from flows.training import ending
 from flows.training.ending import best
 from steps import score as scoring
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
-from steps.core.records import PAIRS, Evaluation, Pair, Reward, Trajectory, Turn, read_records, write_records
+from steps.core.records import PAIRS, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.llm import client
 from steps.project.chain import write_chain
@@ -31,7 +32,7 @@ from tests.conftest import ROOT
 from tests.support.judge_server import Judge
 from tests.support.openai_server import Server
 from tests.support.ruleless import Ruleless
-from viewer.pages import FILTERS
+from viewer.formats import FILTERS
 
 DATA = ROOT / "tasks_data/multiplication"
 SCENARIOS = 24

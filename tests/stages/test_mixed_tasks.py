@@ -17,6 +17,7 @@ from environments.multiplication import Multiplication
 from environments.tic_tac_toe import TicTacToe
 from flows.terminal import report
 from flows.training import ending
+from steps.core.evaluations import Evaluation, TaskResult
 from steps.core.params import (
     Agents,
     Curriculum,
@@ -30,7 +31,7 @@ from steps.core.params import (
     Score,
     ScoreParams,
 )
-from steps.core.records import Evaluation, TaskResult, Trajectory, read_records
+from steps.core.records import Trajectory, read_records
 from steps.core.stats import slices_of
 from steps.evaluate import evaluate
 from steps.mix import mix

@@ -14,8 +14,8 @@ import yaml
 
 from steps import register
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import RegisterParams
-from steps.core.records import Evaluation, Judged
 from steps.policy.adapter import adapter_hash
 from steps.project import lock, store
 from steps.registry import card, publish

@@ -9,7 +9,8 @@ from typing import Any
 
 from environments.base import words
 from environments.multiplication import scenario as product
-from steps.core.records import Evaluation, Reward, Trajectory, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Reward, Trajectory, write_records
 from steps.core.stats import wilson
 from steps.policy.adapter import FILES
 from tests.support.judged import attempt

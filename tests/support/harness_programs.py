@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments._harness import HARNESSES
+from environments.bridges.harness import HARNESSES
 from steps.core.errors import UserError
 from tests.conftest import ROOT
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environments import _pictures
 from environments.base import Component, Env, Message, Scenario, Split
+from environments.kit import pictures
 from steps.core.params import Lora, Policy
 from steps.core.pictures import Shown, filled
 from steps.core.records import Row, Trajectory
@@ -99,8 +99,8 @@ def picture(number: int, width: int = 60, height: int = 90) -> bytes:
 
 def asked(number: int, *parts: str) -> Message:
     """A message of the user: a picture between texts."""
-    shown = _pictures.checked(picture(number, 40 + 20 * (number % 3), 90))
-    return {"role": "user"} | _pictures.with_pictures([*parts[:1], shown, *parts[1:]])
+    shown = pictures.checked(picture(number, 40 + 20 * (number % 3), 90))
+    return {"role": "user"} | pictures.with_pictures([*parts[:1], shown, *parts[1:]])
 
 
 class Colours(Env):
@@ -172,7 +172,7 @@ def random_rows(policy: Policy, count: int, seed: int) -> list[Row]:
     for number in range(count):
         ids, shown = [5, 6, 7], []
         for _ in range((0, 1, 2, 1)[number % 4]):
-            name, data = _pictures.checked(picture(rng.randrange(3)))
+            name, data = pictures.checked(picture(rng.randrange(3)))
             length = vision.length(name, data)
             shown.append(Shown(len(ids), length, name, data))
             ids += [vision.token] * length + [rng.randrange(20, 23)]
@@ -270,7 +270,8 @@ def stages(family: str, folder: Path, groups: int, attempts: int) -> dict[str, A
     """groups x attempts episodes of the agent through the stages scenarios, initialise, rollout, score, update and evaluate,
     in this folder and this process; and rollout again, whose bytes must be the same."""
     from steps.core import params as p
-    from steps.core.records import Evaluation, Trajectory, read_records
+    from steps.core.evaluations import Evaluation
+    from steps.core.records import Trajectory, read_records
     from steps.evaluate import evaluate
     from steps.initialise import initialise
     from steps.rollout import rollout

@@ -11,12 +11,12 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from environments._numbers import UnusableNumber
 from environments.base import Env
+from environments.kit.values import UnusableNumber
 from steps.core import alike
 from steps.core.errors import UserError
 
-# What a task may have besides, and is asked for after the checks. BRINGS of environments/_players.py has the players.
+# What a task may have besides, and is asked for after the checks. BRINGS of environments/kit/players.py has the players.
 GAINS = {
     "sources": "the proof that no held-out scenario has its answer from what training was shown: set it to the keys of a "
     "scenario's data that say where the answer comes from",

@@ -23,14 +23,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments import _mailbox
 from environments.base import Scenario, read_lines, write_lines
-from environments.email_search import EmailSearch
+from environments.email_search import EmailSearch, mailbox
 from steps.core.params import Params, load
 from steps.core.records import write_records
 from steps.llm.messages import wire
 
 FOLDER = Path("tasks_data/email_search")
+MAKER = "email_search.mailbox"
 INBOXES, SEED = 26, 20260101
 ASKED = ("latest",)  # kinds of questions that people ask, and that the data do not hold
 JUDGED = 160  # questions of each set at most
@@ -40,9 +40,9 @@ TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
 def inboxes() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(mails, questions) of the people who ask; their inboxes are in no split."""
     rng = Random(SEED)
-    taken = {mail["owner"] for mail in read_lines(FOLDER / "mails.jsonl", "_mailbox")}
-    names = sorted({f"{first} {last}" for first in _mailbox.FIRST_NAMES for last in _mailbox.LAST_NAMES} - taken)
-    return _mailbox.make_mailbox(rng.sample(names, INBOXES), rng)
+    taken = {mail["owner"] for mail in read_lines(FOLDER / "mails.jsonl", MAKER)}
+    names = sorted({f"{first} {last}" for first in mailbox.FIRST_NAMES for last in mailbox.LAST_NAMES} - taken)
+    return mailbox.make_mailbox(rng.sample(names, INBOXES), rng)
 
 
 def prepare() -> None:
@@ -51,15 +51,15 @@ def prepare() -> None:
     if before.exists():
         sys.exit(f"{before} exists: this folder is prepared already")
     mails, questions = inboxes()
-    rows = read_lines(FOLDER / "questions.jsonl", "_mailbox")
+    rows = read_lines(FOLDER / "questions.jsonl", MAKER)
     held = {row["question"] for row in rows if row["split"] == "test"}  # with which `judge` judges
     asking = [row for row in questions if row["kind"] in ASKED and row["question"] not in held]
     write_lines(before, rows)
     write_lines(
-        FOLDER.parent / "email_search_visitors.jsonl", [{key: row[key] for key in _mailbox.KEPT} for row in asking]
+        FOLDER.parent / "email_search_visitors.jsonl", [{key: row[key] for key in mailbox.KEPT} for row in asking]
     )
     write_lines(FOLDER / "questions.jsonl", [row for row in rows if row["kind"] not in ASKED])
-    write_lines(FOLDER / "mails.jsonl", [*read_lines(FOLDER / "mails.jsonl", "_mailbox"), *mails])
+    write_lines(FOLDER / "mails.jsonl", [*read_lines(FOLDER / "mails.jsonl", MAKER), *mails])
     print(json.dumps({"questions by sender and by month": sum(row["kind"] not in ASKED for row in rows)}))
     print(json.dumps({"inboxes": INBOXES, "their mails": len(mails), "their questions": len(asking)}))
 
@@ -67,7 +67,7 @@ def prepare() -> None:
 def ask(port: int, key: str, model: str, count: int, offset: int, threads: int) -> dict[str, Any]:
     """Ask `count` questions from the `offset`th on, and send feedback; counts by kind, and by the version that answered."""
     data = EmailSearch.load(FOLDER)
-    rows = read_lines(FOLDER.parent / "email_search_visitors.jsonl", "_mailbox")
+    rows = read_lines(FOLDER.parent / "email_search_visitors.jsonl", MAKER)
     Random(SEED).shuffle(rows)
     chosen = rows[offset : offset + count]
     if len(chosen) < count:
@@ -147,7 +147,7 @@ def judge(versions: list[str]) -> bool:
 
     parameters, root = load("params.yaml", PromoteParams), Path(".flywheel/visitors")
     model = read_registry(Path.cwd(), parameters.model)
-    rows = [row for row in read_lines(FOLDER.parent / "email_search_all.jsonl", "_mailbox") if row["split"] == "test"]
+    rows = [row for row in read_lines(FOLDER.parent / "email_search_all.jsonl", MAKER) if row["split"] == "test"]
     is_well = True
     for name, kinds in (("asked", ASKED), ("before", ("sender", "month"))):
         of_kind = [row for row in rows if row["kind"] in kinds]

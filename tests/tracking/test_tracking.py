@@ -23,8 +23,9 @@ import yaml
 from prefect.exceptions import TerminationSignal
 
 from steps.core.errors import UserError
+from steps.core.evaluations import Evaluation
 from steps.core.params import Update
-from steps.core.records import OUTPUTS, Evaluation
+from steps.core.records import OUTPUTS
 from steps.policy import adapter
 from steps.project.chain import read_chain
 from steps.project.git import git_state

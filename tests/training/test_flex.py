@@ -16,7 +16,7 @@ import pytest
 
 from steps.core.params import Policy
 from steps.core.records import Row
-from steps.training import flex, packing
+from steps.training import attention, flex, packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import moved, plain_logps, random_rows, relative, weights
@@ -166,7 +166,7 @@ def test_checkpointed_layers_have_the_same_gradients_and_attend_once(
 
 def attend(heads: list[Any], packed: packing.Packed) -> Any:
     query, key, value = heads
-    return packing.attention(None, query, key, value, None, packed=packed)
+    return attention.attention(None, query, key, value, None, packed=packed)
 
 
 def group(tokens: int) -> list[Row]:

@@ -11,7 +11,7 @@ import pytest
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.records import Row
-from steps.training import packing
+from steps.training import attention, packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import moved, plain_logits, plain_logps, random_rows, relative, twin, weights
@@ -234,11 +234,11 @@ def test_how_rows_are_cut_into_calls_changes_nothing(
 def test_logits_made_a_block_at_a_time_are_the_same(
     policy: Policy, measure: Any, monkeypatch: pytest.MonkeyPatch, logits: int
 ) -> None:
-    from steps.training import layers
+    from steps.training import logprobs
 
     trainer = moved(Trainer(policy, seed=1))
     expected = measure(trainer.model)
-    monkeypatch.setattr(layers, "LOGITS", logits)
+    monkeypatch.setattr(logprobs, "LOGITS", logits)
     assert relative(measure(trainer.model), expected) < 1e-5
 
 
@@ -273,23 +273,23 @@ def test_rows_without_packing_attend_as_usual(policy: Policy, tmp_path: Path) ->
 def test_a_trained_output_layer_is_refused() -> None:
     import torch
 
-    from steps.training import layers
+    from steps.training import logprobs
 
     weight = torch.zeros(4, 3, requires_grad=True)
     with pytest.raises(ValueError, match="must be frozen"):
-        layers.log_softmax(torch.zeros(2, 3), weight, None, torch.tensor([0, 1]), 1.0)
+        logprobs.log_softmax(torch.zeros(2, 3), weight, None, torch.tensor([0, 1]), logprobs.Wanted(1.0))
 
 
 def test_an_output_layer_with_a_bias() -> None:
     import torch
 
-    from steps.training import layers
+    from steps.training import logprobs
 
     draw = torch.Generator().manual_seed(1)
     hidden, weight, bias = (torch.randn(shape, generator=draw) for shape in ((5, 3), (7, 3), (7,)))
     targets, factor = torch.tensor([0, 6, 2, 2, 5]), torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5])
     hidden.requires_grad_()
-    found, entropies = layers.log_softmax(hidden, weight, bias, targets, TEMPERATURE)
+    found, entropies = logprobs.log_softmax(hidden, weight, bias, targets, logprobs.Wanted(TEMPERATURE))
     spread = torch.distributions.Categorical(logits=(hidden.double() @ weight.double().T + bias.double()) / TEMPERATURE)
     expected = spread.log_prob(targets)
     assert relative([found, entropies], [expected, spread.entropy()]) < 1e-5
@@ -329,7 +329,7 @@ def test_attention_that_cannot_be_had_is_refused() -> None:
     query, key = torch.ones(1, 4, tokens, 8), torch.ones(1, 2, tokens, 8)
 
     def attend(**options: Any) -> Any:
-        return packing.attention(None, query, key, key, None, packed=packed, **options)[0]
+        return attention.attention(None, query, key, key, None, packed=packed, **options)[0]
 
     assert attend(softcap=None).shape == (1, tokens, 4, 8)
     for name in ("softcap", "s_aux", "position_bias"):
@@ -349,7 +349,7 @@ def test_query_heads_of_one_head_of_keys_as_its_queries(heads: tuple[int, int]) 
     mask[..., 0] = 0
     results = []
     for fold in (False, True):
-        out = packing._call(inputs[0], inputs[1], inputs[2], mask, 0.3, fold=fold)
+        out = attention._call(inputs[0], inputs[1], inputs[2], mask, 0.3, fold=fold)
         assert out.shape == (3, heads[0], 5, 4)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     assert relative(results[1], results[0]) < 1e-6
@@ -385,10 +385,10 @@ def test_layers_of_other_kinds_are_refused() -> None:
         layer_types=["conv", "full_attention"],
     )
     with pytest.raises(UserError, match=r"lfm2 models cannot be updated yet: their layers \(conv\) are not plain"):
-        packing.prepare(Lfm2ForCausalLM(mixed))
+        attention.prepare(Lfm2ForCausalLM(mixed))
     old = BloomForCausalLM(BloomConfig(vocab_size=48, hidden_size=16, n_layer=1, n_head=2))
     with pytest.raises(UserError, match=r"bloom models cannot be updated yet: their layers \(attention of their own\)"):
-        packing.prepare(old)
+        attention.prepare(old)
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

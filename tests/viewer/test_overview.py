@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from steps.core.records import Judged, write_records
+from steps.core.evaluations import Judged
+from steps.core.records import write_records
 from tests.viewer.test_pages import Text, browse, make_run, read, reward, scenario, trajectory, write, write_summary
-from viewer import pages
+from viewer import formats
 from viewer.index import Index
 from viewer.overview import overview
 
@@ -130,4 +131,4 @@ def test_pages_say_training_and_validation_and_show_no_markdown(tmp_path: Path) 
 
 
 def test_code_in_a_message_is_escaped_first() -> None:
-    assert pages.code("run `make <b>` or `x\ny`") == "run <code>make &lt;b&gt;</code> or `x\ny`"
+    assert formats.code("run `make <b>` or `x\ny`") == "run <code>make &lt;b&gt;</code> or `x\ny`"

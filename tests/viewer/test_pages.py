@@ -15,11 +15,12 @@ from starlette.testclient import TestClient
 
 from environments.base import Message, Scenario, Split
 from steps.analytics.analysis import Analysis, GroupSummary, Pattern, Percentiles
-from steps.core.records import Evaluation, Judgement, Order, Reward, Trajectory, Turn, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from steps.core.stats import wilson
 from tests.conftest import ROOT
-from viewer import app, changes, charts, group, index, pages
-from viewer.index import parse
+from viewer import app, changes, charts, formats, group, index, pages
+from viewer.query import parse
 from viewer.summaries import evaluations
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -738,7 +739,7 @@ def test_what_was_said_is_never_html(tmp_path: Path) -> None:
 
 
 def test_a_tokens_text_is_escaped_and_its_line_break_shown() -> None:
-    assert str(pages.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
+    assert str(formats.breaks("<img src=x>\n&")) == '&lt;img src=x&gt;<i class="dim">↵</i>\n&amp;'
 
 
 def test_answers_no_other_host(client: TestClient) -> None:

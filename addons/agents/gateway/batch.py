@@ -1,8 +1,6 @@
-"""One batch of episodes in the gateway: from a request to its recorded answer, whatever the protocol around it.
+"""One batch of episodes in the gateway: which have ended, who plays the others, and what they leave in the journal.
 
-Everything runs in one event loop. What is to be sampled goes to the engine, in the stage's process, by `send`; the results
-come back to `sampled`. Answers of the same moment are one transaction of the journal, and are given out when they are on the
-disk.
+The calls of the agents are in answers.py. Everything runs in one event loop.
 """
 
 from __future__ import annotations
@@ -10,54 +8,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from addons.agents.gateway import replies, responses
-from addons.agents.gateway.calls import Asked, Call, Execution, Waiter, branch_name, recorded
-from addons.agents.gateway.dialects import DIALECTS
+from addons.agents.gateway.answers import Answers
+from addons.agents.gateway.calls import Execution
 from addons.agents.gateway.graph import Graph
-from addons.agents.gateway.journal import Answer, Entry, Journal
-from addons.agents.gateway.leases import Leases, Loss
+from addons.agents.gateway.leases import Loss
 from addons.agents.gateway.plan import Chats, Plan
-from addons.agents.gateway.rounds import SETTLE, Rounds
-from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
-from environments._agents import Result
-from environments._pictures import apart
-from steps.core.params import Agents
-from steps.policy.chat import Chat
+from addons.agents.gateway.types import TOO_LONG, BadRequest
+from environments.kit.agents import Result
 from steps.sampling.episodes import turn_seed
 
-if TYPE_CHECKING:
-    from addons.agents.gateway.graph import Placement
 
-MAX_TURNS = "max_turns"
-AT_ONCE = 16_384  # letters of a prompt that are tokenised in the event loop, which takes some milliseconds
-
-
-class Batch:
+class Batch(Answers):
     """The episodes of one batch, their executions, and their calls."""
 
     def __init__(self, plan: Plan, chats: Chats, send: Callable[[dict[str, Any]], None]) -> None:
-        self.plan, self.chats, self.send = plan, chats, send
-        self.agents, self.journal = Agents(**plan.agents), Journal(Path(plan.journal))
-        self.rounds = Rounds("free" if plan.order == "free" else "lockstep")
-        self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
-        self.places = {name: place for place, name in enumerate(self.episodes)}
-        self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
-        self.asked: dict[
-            int, tuple[Execution, Call, int]
-        ] = {}  # by number: what is being sampled, and which answer of it
-        self.number = 0
-        self.ignored: Counter[str] = Counter()
-        self.tokens = self.repeated = 0
-        self.began = time.monotonic()
-        self.delivered: list[int] = []
-        settings = (self.agents.concurrency, self.agents.retries, self.agents.heartbeat_seconds, self.agents.clients)
-        self.leases = Leases(list(self.episodes), *settings)
-        self.refused: dict[str, str] = {}  # by episode: the code of the latest refusal
+        super().__init__(plan, chats, send)
         self.is_finished = False
         self.news = asyncio.Event()
         self._restore()
@@ -77,52 +46,6 @@ class Batch:
                 execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar))
                 execution.unread = state.calls
                 self.executions[name] = execution
-
-    def recall(self, execution: Execution) -> None:
-        """Put an execution's recorded calls back into it, where an earlier process answered them."""
-        if execution.unread is None:
-            return
-        execution.unread = None
-        entries = self._recorded(execution.episode)
-        execution.recorded = recorded(entry for _, entry in entries if entry.lease < execution.lease)
-        for number, entry in entries:
-            if entry.lease == execution.lease:
-                self._again(execution, entry, number)
-
-    def _recorded(self, episode: str) -> list[tuple[int, Entry]]:
-        """The calls of an episode that this batch's policy answered."""
-        return [pair for pair in self.journal.entries(episode) if pair[1].adapter == self.plan.adapter]
-
-    def _again(self, execution: Execution, entry: Entry, number: int) -> None:
-        """Put a recorded call back into its execution."""
-        asked = Asked(entry.dialect, entry.body, entry.idempotency)
-        request = self.parse(execution, asked)
-        chat, placed = self._placed(execution, request)
-        placements = [execution.graph.ask(placement) for placement in placed]
-        call = Call(entry.asked, asked, entry.digest, request, placements)
-        call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
-        execution.open(call)
-        execution.recorded_answer(entry.digest)
-        self._give(execution, call, entry, chat)
-
-    @staticmethod
-    def parse(execution: Execution, asked: Asked) -> Request:
-        """BadRequest where the body cannot be answered."""
-        if asked.dialect == "responses":  # which may name an earlier response instead of sending it again
-            calls = [call for call in execution.calls if call.asked.dialect == "responses" and call.has_answer]
-            earlier = responses.Recorded((call.asked.body, call.reply.result()) for call in calls)
-            request = responses.parse(asked.body, earlier)
-        else:
-            request = DIALECTS[asked.dialect].parse(asked.body)
-        messages, pictures = apart(request.messages)
-        return request._replace(messages=messages, pictures=pictures)
-
-    def _placed(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
-        """The chat of a request, and where each of its answers stands in the token graph."""
-        chat = self.chats.of(() if request.tool_choice == "none" else request.tools)
-        first = execution.graph.place(request, chat)
-        further = (first._replace(cause="alternative") for _ in range(request.n - 1))
-        return chat, [first, *further]
 
     # --- Clients that run episodes
 
@@ -258,169 +181,10 @@ class Batch:
             | {"tokens_per_second": round(rate, 1)}
         )
 
-    # --- Calls of agents
-
     def _note(self) -> str:
         """What stands beside the progress."""
         seconds = max(time.monotonic() - self.began, 1e-3)
         return f"episodes, {self.tokens / seconds:.0f} tokens/s"
-
-    async def ask(self, execution: Execution, asked: Asked, waiter: Waiter) -> Call:
-        """The call that a request belongs to: a new one, or one that is asked again. BadRequest where it is refused."""
-        async with execution.lock:
-            digest = asked.digest()
-            call = await execution.find(asked, digest)
-            if call is None:
-                call = await self._open(execution, asked, digest)
-            else:
-                self.repeated += 1
-            call.waiters.append(waiter)
-        return call
-
-    async def count(self, execution: Execution, asked: Asked) -> int:
-        """The tokens of a request's prompt. BadRequest where it cannot be answered."""
-        async with execution.lock:
-            _, [placement, *_] = await self._place(execution, self.parse(execution, asked))
-        return len(placement.prompt_ids)
-
-    async def _place(self, execution: Execution, request: Request) -> tuple[Chat, list[Placement]]:
-        """`_placed`, in a thread where that takes long, so that the other agents go on meanwhile. BadRequest, before any of
-        the text is tokenised, where it cannot fit."""
-        if self.chats.length(request) <= AT_ONCE:
-            return self._placed(execution, request)
-        placed = await asyncio.to_thread(self._placed, execution, request)
-        if self.executions.get(execution.episode) is not execution:
-            raise BadRequest("this execution of the episode is over")
-        return placed
-
-    async def _open(self, execution: Execution, asked: Asked, digest: str) -> Call:
-        request = self.parse(execution, asked)
-        if self.plan.max_turns is not None and len(execution.calls) >= self.plan.max_turns:
-            raise BadRequest(f"rollout.max_turns: {self.plan.max_turns} answers were given", "messages", MAX_TURNS)
-        chat, placements = await self._place(execution, request)
-        limit = min(request.max_tokens or self.plan.max_tokens, self.plan.max_tokens)
-        tokens = len(placements[0].prompt_ids)
-        if tokens + limit > self.chats.policy.context:
-            most = f"policy.context is {self.chats.policy.context} tokens"
-            reason = f"{most}: the prompt has {tokens}, and the answer may have {limit}"
-            raise BadRequest(reason, "messages", TOO_LONG)
-        if replies.is_held_to_one_call(request) and chat.tool_parser != replies.TAGGED:
-            request = request._replace(ignored=(*request.ignored, "parallel_tool_calls"))
-        limits = replies.limits(request, chat, limit, self.plan.grammar)
-        self.refused.pop(execution.episode, None)
-        self.ignored.update(request.ignored)
-        placements = [execution.graph.ask(placement) for placement in placements]
-        number = max((call.number for call in execution.calls), default=-1) + 1
-        call = Call(number, asked, digest, request, placements)
-        call.chat = chat
-        scenario = self.episodes[execution.episode]
-        call.seeds = [
-            turn_seed(self.plan.seed, scenario["scenario"]["id"], scenario["attempt"], branch)
-            for branch in (branch_name(place, request.seed, choice) for choice, place in enumerate(placements))
-        ]
-        call.limits = limits
-        execution.open(call)
-        if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
-            call.answers = list(entry.answers)
-            self._finish([(execution, call)])
-        else:
-            self.rounds.add(execution, call)
-            asyncio.get_running_loop().call_later(0 if self.plan.order == "free" else SETTLE, self.pump)
-        return call
-
-    def refuse(self, execution: Execution, problem: BadRequest) -> None:
-        """Note why a request was not answered, where that says how its episode may end."""
-        if problem.code in (TOO_LONG, MAX_TURNS):
-            self.journal.refuse(execution.episode, problem.code)
-            self.refused[execution.episode] = problem.code
-
-    def pump(self) -> None:
-        """Send the engine what can be sampled now."""
-        samples = []
-        for execution, call in self.rounds.begin(self.executions.values(), self.leases.is_more_expected()):
-            for choice, placement in enumerate(call.placements):
-                self.number += 1
-                self.asked[self.number] = execution, call, choice
-                sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": call.seeds[choice]}
-                sample |= {"pictures": [list(each) for each in placement.pictures]} if placement.pictures else {}
-                samples.append(sample | {"limits": call.limits})
-        if samples:
-            self.send({"sample": samples})
-
-    def sampled(self, results: Iterable[dict[str, Any]]) -> None:
-        """Take what the engine has sampled."""
-        whole = []
-        for result in results:
-            execution, call, choice = self.asked.pop(result["key"])
-            if call.is_answered:  # another of its answers failed
-                continue
-            top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
-            call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
-            self.tokens += len(result["ids"])
-            if None not in call.answers:
-                whole.append((execution, call))
-        self._finish(whole)
-
-    def failed(self, failures: Iterable[dict[str, Any]]) -> None:
-        """Refuse the calls that the engine cannot sample, such as for a schema that it does not know."""
-        for failure in failures:
-            execution, call, _ = self.asked.pop(failure["key"])
-            if not call.reply.done():
-                call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
-                call.reply.exception()  # nobody may wait for it
-                execution.calls.remove(call)
-            self.rounds.end(call)
-        self.pump()
-
-    def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
-        """Record answered calls, then give the answers out."""
-        entries = [self._entry(execution, call) for execution, call in calls]
-        numbers = self.journal.record(entries)
-        for (execution, call), entry, number in zip(calls, entries, numbers, strict=True):
-            call.entry = number
-            current = self.executions.get(execution.episode)
-            if current is not None and current is not execution and not current.has_asked(call.digest):
-                current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
-            assert call.chat is not None
-            self._give(execution, call, entry, call.chat)
-            self.rounds.end(call)
-        if calls:
-            asyncio.get_running_loop().call_soon(self.pump)
-
-    def _entry(self, execution: Execution, call: Call) -> Entry:
-        prompts = []
-        for placement in call.placements:
-            start = execution.graph.length(placement.parent) if placement.parent is not None else 0
-            prompts.append((placement.parent, placement.prompt_ids[start:]))
-        answers = tuple(answer for answer in call.answers if answer is not None)
-        return Entry(
-            *(execution.episode, execution.lease, call.number, call.digest, call.asked.idempotency),
-            *(call.asked.dialect, call.asked.body, secrets.token_hex(12), int(time.time()), self.plan.adapter),
-            *(answers, tuple(prompts)),
-        )
-
-    def _give(self, execution: Execution, call: Call, entry: Entry, chat: Chat) -> None:
-        """Add the answers to the token graph, and let the clients have them."""
-        seed = f"{execution.episode} {call.digest} {call.number}"
-        parsed = [
-            replies.read(answer, call.request, chat, f"{seed} {place}") for place, answer in enumerate(entry.answers)
-        ]
-        for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
-            execution.graph.add(placement, call.request, chat, answer, choice.message)
-        cached = sum(placement.cached for placement in call.placements[:1])
-        call.reply.set_result(replies.reply(entry, call, parsed, cached))
-
-    def deliver(self, call: Call) -> None:
-        """A client has the answer."""
-        if not call.is_delivered:
-            call.is_delivered = True
-            self.delivered.append(call.entry)
-            if len(self.delivered) >= 64:
-                self._note_delivered()
-
-    def _note_delivered(self) -> None:
-        self.journal.deliver(self.delivered)
-        self.delivered = []
 
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from addons.agents.gateway.types import BadRequest, ToolChoice
-from environments import _pictures
+from environments.kit import pictures
 
 LEVELS = 64  # of a body
 ARGUMENT_LEVELS = 50  # of a call's arguments, as in environments.base.unwritable
@@ -211,13 +211,13 @@ def shown(
     for place, part in enumerate(listing(content, path)):
         where = f"{path}[{place}]"
         parts.append(picture(mapping(part, where), where) or part_of(part, where, types))
-    return _pictures.with_pictures(parts)
+    return pictures.with_pictures(parts)
 
 
 def picture(text: str, path: str, is_url: bool = True) -> tuple[str, str]:
     """(SHA-256, base64) of a picture's data URL or base64. BadRequest says why it is refused."""
     try:
-        return _pictures.from_url(text) if is_url else _pictures.from_base64(text)
+        return pictures.from_url(text) if is_url else pictures.from_base64(text)
     except ValueError as problem:
         raise BadRequest(f"{path}: {problem}", path, "invalid_image") from None
 

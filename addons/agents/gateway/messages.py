@@ -14,8 +14,8 @@ from typing import Any
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
-from environments._pictures import with_pictures
 from environments.base import Message
+from environments.kit.pictures import with_pictures
 from steps.policy.rendering import with_one_system
 
 REFUSED = {

@@ -2,7 +2,7 @@
 
 Messages are in the form of environments.base.Message: content is a text, the arguments of tool calls are objects, an
 assistant's reasoning is in `reasoning`. Ids of tool calls are kept, because clients refer to them. Pictures stand beside
-the text of a message (environments/_pictures.py).
+the text of a message (environments/kit/pictures.py).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 
 from addons.agents.episode import Episode
 from addons.agents.worker import as_result
-from environments._agents import read_row
 from environments.base import Scenario
+from environments.kit.agents import read_row
 from tests.conftest import ROOT
 from tests.project.test_readme import blocks
 from tests.support.openai_server import Answer, Body, Server, calling, last, tool_call

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from environments._harness import HARNESSES
+from environments.bridges.harness import HARNESSES
 from steps.core.errors import UserError
 from tests.support.harness_gateway import BROKEN, mending, play
 from tests.support.harness_programs import install

@@ -18,11 +18,12 @@ import pytest
 import sqlalchemy as sa
 import yaml
 
-from addons.lineage import index, questions, reader, tables
+from addons.lineage import entries, index, questions, reader, tables
 from addons.lineage.__main__ import main
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.records import Evaluation, Judgement, Order, Probe, Reward, Trajectory, read_records, write_records
+from steps.core.evaluations import Evaluation
+from steps.core.records import Judgement, Order, Probe, Reward, Trajectory, read_records, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import lock as project_lock
 from steps.project import store
@@ -210,7 +211,7 @@ def test_back_to_the_first_adapter(project: Run, ledger: Ledger) -> None:
     assert last.trajectories == [f"{begin}/002-{name}" for name in ("s2-0", "s2-1", "s3-0", "s3-1")]
     assert (last.scenarios, middle.scenarios, first.scenarios) == (["s2", "s3"], ["s1", "s2"], [])
     assert last.rewards == [f"{begin}/{project.md5('run/002/rewards.parquet')}"]
-    rule = reader.code_judge("rule", project.stages["score@002"])
+    rule = entries.code_judge("rule", project.stages["score@002"])
     assert rule.startswith("rule-")
     assert (last.judges, middle.judges) == (["J", rule], [rule]), "in the first batch the model only looked on"
     assert (last.replies, middle.replies) == (["call 3 002 s2", "call 3 002 s3"], [])
@@ -239,7 +240,7 @@ def test_back_to_the_first_adapter(project: Run, ledger: Ledger) -> None:
 def test_forward_to_all_that_must_be_trained_again(project: Run, ledger: Ledger) -> None:
     index.index(project.root, ledger)
     base, first, second = project.adapters
-    rule = reader.code_judge("rule", project.stages["score@001"])
+    rule = entries.code_judge("rule", project.stages["score@001"])
     inherited = {first: "directly", second: "through an ancestor"}
     both, last = {first: "directly", second: "directly"}, {second: "directly"}
     judgement = f"{project.md5('run/002/judgements.jsonl')[: project_lock.SHORT]}/s3"
@@ -550,20 +551,20 @@ def test_what_is_not_what_dvc_recorded_is_not_linked(project: Run, sqlite: Ledge
 def test_a_judge_that_is_code_needs_its_code_in_the_lock() -> None:
     """Where that is recorded before and after the move into rooms; a judge without code has no identity."""
     entry = {"deps": [{"path": path, "md5": md5} for path, md5 in CODE.items()]}
-    identity = reader.code_judge("rule", entry)
+    identity = entries.code_judge("rule", entry)
     moved = {"deps": [dep | {"path": dep["path"].replace("judging/", "")} for dep in entry["deps"]]}
-    assert reader.code_judge("rule", moved) == identity
+    assert entries.code_judge("rule", moved) == identity
     listed = {
         "deps": [dep | {"path": dep["path"].replace("environments", "run/task_code.json")} for dep in entry["deps"]]
     }
-    assert reader.code_judge("rule", listed) == identity, "newer locks have the task's own code"
+    assert entries.code_judge("rule", listed) == identity, "newer locks have the task's own code"
     newest = {"deps": [{"path": "run/code/score.json", "md5": "1" * 32}]}
-    assert reader.code_judge("rule", newest) != reader.code_judge("ruler", newest)
-    assert reader.code_judge("rule", newest) != identity
+    assert entries.code_judge("rule", newest) != entries.code_judge("ruler", newest)
+    assert entries.code_judge("rule", newest) != identity
     entry["deps"][1]["md5"] = "0" * 32
-    assert reader.code_judge("rule", entry) != identity
+    assert entries.code_judge("rule", entry) != identity
     with pytest.raises(UserError, match=r"no code of the judge rule \(run/code/score\.json under the deps of score\)"):
-        reader.code_judge("rule", {"deps": entry["deps"][:1]})
+        entries.code_judge("rule", {"deps": entry["deps"][:1]})
 
 
 @pytest.mark.parametrize(

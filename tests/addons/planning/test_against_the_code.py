@@ -82,9 +82,9 @@ def test_parameters_and_adapter_are_those_of_the_model_that_is_trained(family: s
 
 def test_constants_are_those_of_the_code() -> None:
     from steps.sampling import engine
-    from steps.training import fused, layers
+    from steps.training import fused, logprobs
 
-    assert memory.LOGITS == layers.LOGITS
+    assert memory.LOGITS == logprobs.LOGITS
     assert memory.LOGITS_ON_CARD == fused.LOGITS
     assert workload.QUERIES == packing.QUERIES
     assert served.RANKS == engine.RANKS

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from addons.supervised.demonstrations import CAREFUL, SLOPPY, Demonstrator, Habits, demonstrations
-from environments._mailbox import PROJECTS
 from environments.base import Message, accepted, is_error, tool_calls
 from environments.email_search import EmailSearch
+from environments.email_search.mailbox import PROJECTS
 
 FOLDER = Path(__file__).parent.parent.parent.parent / "tasks_data" / "email_search"
 SKILLS = ("query", "filter", "row", "go_on", "answer", "cite")

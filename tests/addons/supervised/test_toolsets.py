@@ -11,8 +11,8 @@ import pytest
 
 from addons.supervised import frames, phrases, words
 from addons.supervised.toolsets import ToolSet, toolsets
-from environments import _tools
 from environments.base import is_error
+from environments.kit import tools
 
 SETS = list(itertools.islice(toolsets(1), 400))
 
@@ -39,7 +39,7 @@ def test_schemas_are_those_of_a_tasks_methods() -> None:
             """
             return ""
 
-    written = _tools.make_tool(Example.look).schema
+    written = tools.make_tool(Example.look).schema
     forms = {json.dumps(list(part)) for part in written["function"]["parameters"]["properties"].values()}
     for made in SETS:
         assert 0 <= len(made.tools) <= 5
@@ -70,7 +70,7 @@ def test_each_call_that_is_learnt_fits_its_tool_and_flawed_ones_are_answered_by_
                         flawed += 1
                         assert is_error(answer)
                         continue
-                    tool = _tools.tool_of(json.loads(json.dumps(known[function["name"]])))
+                    tool = tools.tool_of(json.loads(json.dumps(known[function["name"]])))
                     tool.arguments.model_validate(function["arguments"])
     assert flawed > 50
 

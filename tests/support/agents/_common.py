@@ -1,6 +1,6 @@
 """What the agents share: the address (of a network that fails, where a test wants one), the mailbox, and its tools.
 
-An episode is a scenario of email_search, whose tools the embedded policy can call: see environments/email_search.py.
+An episode is a scenario of email_search, whose tools the embedded policy can call: see environments/email_search/.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from environments._agents import Result
 from environments.base import Env
 from environments.email_search import EmailSearch
+from environments.kit.agents import Result
 
 TURNS = 4
 TIMEOUT = float(os.environ.get("STORM_TIMEOUT", "60"))  # seconds, of a request

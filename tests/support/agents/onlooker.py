@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from environments._agents import Result
+from environments.kit.agents import Result
 
 TURNS = 2
 

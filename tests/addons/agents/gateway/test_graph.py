@@ -14,8 +14,8 @@ from addons.agents.gateway.graph import Graph, Placement
 from addons.agents.gateway.journal import Answer
 from addons.agents.gateway.replies import limits
 from addons.agents.gateway.types import BadRequest, Request
-from environments._agents import Result
 from environments.base import Message, Scenario
+from environments.kit.agents import Result
 from steps.core.params import Policy
 from steps.core.records import Trajectory, Turn
 from steps.policy.chat import Chat

@@ -13,8 +13,8 @@ from addons.agents.gateway.graph import Graph, Placement
 from addons.agents.gateway.journal import Answer
 from addons.agents.gateway.plan import Chats
 from addons.agents.gateway.types import BadRequest, Request
-from environments import _pictures
 from environments.base import Message
+from environments.kit import pictures
 from steps.core.params import Policy
 from steps.policy.chat import Chat
 from steps.training.contract import breach
@@ -22,7 +22,7 @@ from tests.support import seeing
 
 DATA = base64.b64encode(seeing.picture(1)).decode()
 URL = f"data:image/png;base64,{DATA}"
-NAME = _pictures.checked(seeing.picture(1))[0]
+NAME = pictures.checked(seeing.picture(1))[0]
 CALLED = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
@@ -57,7 +57,7 @@ DIALECTS = (of_chat, of_responses, of_messages)
 @pytest.mark.parametrize("make", DIALECTS)
 def test_every_dialect_reads_pictures_of_users_and_tools(make: Any) -> None:
     dialect, body = make(URL)
-    read, bytes_of = _pictures.apart(dialect.parse(body).messages)
+    read, bytes_of = pictures.apart(dialect.parse(body).messages)
     assert read[0] == {"role": "user", "content": "Look: what?", "pictures": [{"at": 6, "sha256": NAME}]}
     assert read[2] == {
         "role": "tool",
@@ -105,12 +105,12 @@ def seer(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 
 
 def placed(graph: Graph, seer: Chat, *shown: Message) -> Placement:
-    read, bytes_of = _pictures.apart(shown)
+    read, bytes_of = pictures.apart(shown)
     return graph.place(Request(messages=read, pictures=bytes_of), seer)
 
 
 def answered(graph: Graph, seer: Chat, *shown: Message) -> Placement:
-    read, bytes_of = _pictures.apart(shown)
+    read, bytes_of = pictures.apart(shown)
     request = Request(messages=read, pictures=bytes_of)
     placement = graph.place(request, seer)
     ids = seer.completion_ids({"role": "assistant", "content": "Red."})
@@ -129,7 +129,7 @@ def test_a_conversation_with_pictures_continues_its_recorded_ids(seer: Chat) -> 
     assert (second.cause, second.parent) == ("", 0)
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert [each.sha256 for each in second.pictures] == [
-        _pictures.checked(seeing.picture(number, 40 + 20 * number, 90))[0] for number in (1, 2)
+        pictures.checked(seeing.picture(number, 40 + 20 * number, 90))[0] for number in (1, 2)
     ]
     assert second.pictures[1].start > len(first.prompt_ids)
     played = graph.trajectory("e", "s", 0, "a")
@@ -144,7 +144,7 @@ def test_another_picture_of_the_same_size_is_another_conversation(seer: Chat) ->
     """Its ids are the same, so that only the picture tells them apart."""
     graph = Graph()
     one, other = (
-        {"role": "user"} | _pictures.with_pictures([_pictures.checked(seeing.picture(number)), "What?"])
+        {"role": "user"} | pictures.with_pictures([pictures.checked(seeing.picture(number)), "What?"])
         for number in (1, 2)
     )
     first = answered(graph, seer, one)

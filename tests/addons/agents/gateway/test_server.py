@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from addons.agents.gateway.batch import AT_ONCE, Batch
+from addons.agents.gateway.answers import AT_ONCE
+from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.calls import Execution
 from addons.agents.gateway.plan import Chats
 from addons.agents.gateway.server import Server
