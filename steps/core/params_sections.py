@@ -152,9 +152,9 @@ class Judges(Section):
     rule: float = Field(0.0, ge=0)
     """The environment's own reward."""
     criteria: float = Field(0.0, ge=0)
-    """The weighted criteria of steps/judging/criteria.py."""
+    """The weighted criteria of addons/judges/criteria.py."""
     ruler: float = Field(0.0, ge=0)
-    """A model that compares the attempts (steps/judging/ruler.py)."""
+    """A model that compares the attempts (addons/judges/ruler.py)."""
 
     @model_validator(mode="after")
     def check(self) -> Judges:

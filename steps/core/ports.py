@@ -12,6 +12,10 @@ The ports, and what their objects are:
     sampler     Engines, by policy.kind (steps/sampling/play.py)
     agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
+    judge       a Judge, by its name in score.judges (steps/judging/judge.py)
+    comparison  a module that compares two policies by a judge: rival_of, Rival, judged, unscored (steps/evaluate.py)
+    player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
+                (steps/sampling/players.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
@@ -93,5 +97,10 @@ def every(port: str) -> Iterator[Any]:
 def load(place: str) -> Any:
     """The object that `module:attribute` names, or the module."""
     module, _, attribute = place.partition(":")
-    loaded = importlib.import_module(module)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as problem:
+        if not (problem.name or "").startswith("addons."):
+            raise
+        raise UserError(f"{module} needs {problem.name}, an add-on that addons/ does not have") from None
     return getattr(loaded, attribute) if attribute else loaded

@@ -289,7 +289,7 @@ class Judged(Record):
     unjudged: int  # ties because the judge gave no usable answer
     measured: dict[
         str, float
-    ] = {}  # of the judge: cost, answers, position_bias, retest_spread, … (steps/judging/report.py)
+    ] = {}  # of the judge: cost, answers, position_bias, retest_spread, … (addons/judges/report.py)
 
     def sentence(self, n: int) -> str:
         """The result in words, of n scenarios."""
