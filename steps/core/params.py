@@ -226,6 +226,7 @@ class CodeParams(Section):
     update: Update
     score: Score
     evaluate: Evaluate
+    scenarios: Scenarios
 
 
 class ScenariosParams(Section):

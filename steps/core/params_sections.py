@@ -14,7 +14,7 @@ from steps.core.params_policy import Endpoint, Section
 
 
 class Ingested(Section):
-    """Scenarios from production among the task's own (steps/data/ingested.py, docs/flywheel.md)."""
+    """Scenarios from production among the task's own (addons/production/mixing.py, docs/flywheel.md)."""
 
     share: float = Field(0.5, gt=0, le=1)
     """Share of the scenarios of train and val that they replace, where there are so many of them."""

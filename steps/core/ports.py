@@ -23,6 +23,10 @@ The ports, and what their objects are:
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
                 flows/training/start.py
+    source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
+                (flows/training/start.py, flows/train.py)
+    ingested    a module that mixes in scenarios from production: take(root, params, to) (flows/training/start.py),
+                mix(env, data, drawn, params) (steps/scenarios.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are, and
                 collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs

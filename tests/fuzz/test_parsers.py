@@ -30,9 +30,9 @@ from addons.production.serving import capture
 from addons.production.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from addons.production.traces.records import Conversation, joined
 from addons.production.traces.store import Store
+from addons.starts.sources import Brought, check
 from environments._mcp_settings import read_settings
 from environments.base import Scenario, TaskProblem
-from flows.training.sources import Brought, check
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Params, Policy
