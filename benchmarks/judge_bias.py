@@ -26,13 +26,13 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from addons.judges import ruler
+from addons.judges.prompts import Group
+from addons.models.client import CallFailed, Reply, Request
 from benchmarks import _common
 from environments.base import Scenario
 from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Trajectory, Turn
-from steps.judging import ruler
-from steps.judging.prompts import Group
-from steps.llm.client import CallFailed, Reply, Request
 
 GROUPS, QUICK, SIZE = 300, 30, 8
 ALLOWED = 0.01

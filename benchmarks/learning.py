@@ -78,7 +78,7 @@ def speed(folders: list[Path]) -> dict[str, float]:
 
 def biased(root: Path) -> dict[str, Any]:
     """The row of the base policy with the best one-token bias, on the test split of the run in this clone."""
-    words = "-m steps.analytics.baselines --task email_search --players scripted --bias --count 240 --json".split()
+    words = "-m addons.models.baselines --task email_search --players scripted --bias --count 240 --json".split()
     rows = [json.loads(line) for line in _runs.show(root, words)[1].splitlines() if line.startswith("{")]
     [row] = [row for row in rows if row["player"].startswith("base, ")]
     return dict(row)

@@ -148,7 +148,7 @@ class Env(Players, ABC):
 
     @classmethod
     def outcome(cls, scenario: Scenario, messages: Sequence[Message]) -> Outcome:
-        """What judges compare (steps/judging/criteria.py). By default the texts of the last turn's last call, or its words
+        """What judges compare (addons/judges/criteria.py). By default the texts of the last turn's last call, or its words
         if it calls no tool, are compared with `answer` in the hidden data; no optimum is stated, no action is required.
         """
         last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})

@@ -90,11 +90,11 @@ def show_page(rows: list[dict[str, Any]]) -> None:
 def compare(folder: Path, number: str) -> dict[str, Any]:
     """The row of an iteration in comparison.json."""
     from steps.core.records import Reward, read_records
-    from steps.judging import report
+    from steps.judging import agreement
 
     before, after = (read_records(Reward, place / number / "rewards.parquet") for place in (RUN, folder))
     judges = {"before": before[0].name, "after": after[0].name}
-    return {"iteration": int(number), **judges, **report.compare(before, after)._asdict()}
+    return {"iteration": int(number), **judges, **agreement.compare(before, after)._asdict()}
 
 
 def row_text(row: dict[str, Any]) -> str:

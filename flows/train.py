@@ -27,7 +27,7 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.imports import uncollected
 from steps.core.params import Params
-from steps.core.ports import every
+from steps.core.ports import bring, every
 from steps.project import store
 from steps.project.lock import read_lock
 from steps.runner import handover
@@ -74,7 +74,7 @@ def main() -> int:
         if options.source:
             if options.task or options.preset:
                 raise UserError("--from brings the settings of its run: change them with --set, not --task or --preset")
-            begin, fork = start.fork(options.source)
+            begin, fork = bring("source", "adapter", "--from").fork(options.source)
         changes = [*fork, *options.set, *["train.way=grpo"] * options.force]
         params = set_params(changes, task=options.task, dry_run=options.dry_run, preset=options.preset, begin=begin)
         if options.dry_run:

@@ -62,11 +62,21 @@ def stages(root: Path) -> dict[str, str]:
     return own | {module.rpartition(".")[2]: module for module in brought}
 
 
-def named_by(params: CodeParams, environments: Path) -> dict[str, str]:
-    """By port, the name by which a stage asks for what an add-on brings, where params.yaml decides it."""
+def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
+    """By port, the names by which a stage asks for what add-ons bring, where params.yaml decides it."""
+    from steps.judging.judge import asked
+
     is_agent = any(may_be_agent(environments, task) for task in params.tasks or [params.task])
-    agents = "gateway" if is_agent else "none"
-    return {"sampler": params.policy.kind, "launcher": params.update.launcher, "agents": agents}
+    is_compared = params.score.ruler is not None or params.evaluate.judge is not None
+    return {
+        "sampler": [params.policy.kind],
+        "player": [params.policy.kind],
+        "launcher": [params.update.launcher],
+        "agents": ["gateway"] * is_agent,
+        "judge": asked(params.score),
+        "comparison": ["pairs"] * is_compared,
+        "ingested": ["production"] * (params.scenarios.ingested is not None),
+    }
 
 
 def may_be_agent(environments: Path, task: str) -> bool:
@@ -78,7 +88,7 @@ def may_be_agent(environments: Path, task: str) -> bool:
 class Imports:
     """What modules of the project's packages import; `named` are the names that are asked for at ports."""
 
-    def __init__(self, root: Path, named: dict[str, str]) -> None:
+    def __init__(self, root: Path, named: dict[str, list[str]]) -> None:
         self.root, self.named = root, named
         self.read = dict[Path, tuple[set[Path], bool]]()  # file -> what it imports, and whether it loads tasks by name
 
@@ -120,10 +130,10 @@ class Imports:
         """The modules of what `bring` or `every` asks for: of all names at the port, where nothing says which."""
         from steps.core import ports
 
-        wanted = self.named.get(port, name)
+        wanted = self.named.get(port, [name] if name else None)
         for addon in ports.addons():
             for key, place in addon.brings.get(port, {}).items():
-                if wanted in (None, key):
+                if wanted is None or key in wanted:
                     yield place.partition(":")[0]
 
     def file(self, name: str) -> list[Path]:

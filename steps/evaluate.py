@@ -5,7 +5,7 @@ with an adapter makes further attempts at temperature 1, of which sampled.parque
 of steps/sampling/players.py there is no adapter: the option is not needed, and not read.
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
-the base policy's attempt at the same scenario (steps/judging/pairs.py). The summary then says how often it was judged
+the base policy's attempt at the same scenario (addons/judges/pairs.py). The summary then says how often it was judged
 better, and pairs.jsonl has every comparison. With evaluate.judge, a judge that training never asks does so, also beside
 success where there is a rule. `--against` is the base policy's evaluation, or initialise's base.json where the base policy
 itself is evaluated. It is read where a judge compares. `--rival` names the other policy where it is not the base.
@@ -49,15 +49,14 @@ def evaluate(
     from steps.core import alike
     from steps.core.evaluations import Evaluation
     from steps.core.records import PAIRS, read_records, write_records
-    from steps.judging import pairs
-    from steps.judging.rule import by_rule, unusable_line
+    from steps.judging.rule import by_rule, has_rule, settings_of, unusable_line
     from steps.sampling.job import Job
     from steps.sampling.play import play
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
-        pairs.settings_of(params.score, f"{params.task} has no rule", params.evaluate.judge)
-        pairs.rival_of(against)
+        settings_of(params.score, f"{params.task} has no rule", params.evaluate.judge)
+        comparison().rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
     attempts = [(scenario, 0) for scenario in held_out]
@@ -81,7 +80,7 @@ def evaluate(
         say(f"WARNING: {problem}")
     sampled: list[Reward] = []
     compared: list[Pair] = []
-    if pairs.has_rule(env, rewards, played, params.score):
+    if has_rule(env, rewards, played, params.score):
         if params.policy.has_adapter and adapter:
             sampled = sample(job, held_out, params.evaluate.sampled_attempts)
         results = by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
@@ -94,10 +93,11 @@ def evaluate(
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
             rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
+            pairs = comparison()
             other = pairs.Rival(against, rival, split, by_rule=True)
             results["held_out"], compared = pairs.judged(env, data, held_out, played, judge, rubric, other)
     else:
-        settings = pairs.settings_of(params.score, "the attempts have no reward", params.evaluate.judge)
+        pairs, settings = comparison(), settings_of(params.score, "the attempts have no reward", params.evaluate.judge)
         rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
         other = pairs.Rival(against, rival, split)
         judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, other)
@@ -121,6 +121,13 @@ def evaluate(
     if compared:
         (evaluation / PAIRS).write_text("".join(pair.model_dump_json() + "\n" for pair in compared))
     say_result(summary)
+
+
+def comparison() -> Any:
+    """The module that compares attempts by a judge (the port `comparison`)."""
+    from steps.core.ports import bring
+
+    return bring("comparison", "pairs", "score.ruler and evaluate.judge")
 
 
 def say_result(summary: Evaluation) -> None:

@@ -1,4 +1,5 @@
-"""Score: a reward for each trajectory, by the judges that have a weight in `score.judges`: rule, criteria, RULER.
+"""Score: a reward for each trajectory, by the judges that have a weight in `score.judges`: the rule, and others
+that add-ons bring.
 
 Rewards are a file of their own, so that a stored batch can be judged again without sampling again (flows/rescore.py). A
 failed episode is unscored (None), never 0, and never dropped; so is one that a judge with a weight could not score, and one
@@ -10,6 +11,7 @@ rule's score and success are kept beside those of any other judge. Further outpu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from environments.kit.values import REASON, UnusableNumber, number
@@ -20,9 +22,7 @@ from steps.runner.stage import Input, Output, main
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
     from steps.core.params import Score, ScoreParams
-    from steps.core.records import Judgement, Reward, Trajectory
-
-CANARY_WARNING = 0.1  # mean gain of a canary above which a person is warned
+    from steps.core.records import Reward, Trajectory
 
 
 def score(
@@ -43,34 +43,28 @@ def score(
     import environments
     from environments.base import Scenario
     from steps.core.records import Trajectory, read_records, write_records
-    from steps.judging import report
+    from steps.judging.judge import Batch, asked, judge_of
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import curriculum
 
     env = environments.load(params.task)
     by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
     played = read_records(Trajectory, trajectories)
-    settings, weights = params.score, params.score.judges
+    settings = params.score
     by = {"rule": [by_rule(env, by_id[trajectory.scenario_id], trajectory) for trajectory in played]}
     has_rule = rule_of(env, by["rule"], played, settings)
     if not has_rule:
         by["rule"] = [reward.model_copy(update={"success": None}) for reward in by["rule"]]
-    if weights.criteria:
-        from steps.core.params import Criteria
-        from steps.judging.criteria import criteria
-
-        options = settings.criteria or Criteria()
-        by["criteria"] = [criteria(env, by_id[trajectory.scenario_id], trajectory, options) for trajectory in played]
     spent = json.loads(previous_judge.read_text())["cost_so_far"] if previous_judge is not None else 0.0
-    answers: list[Judgement] = []
-    if settings.ruler is not None:
-        answers = by_ruler(env, by_id, played, rubric.read_text(encoding="utf-8"), params, spent)
-        by["ruler"] = compared(answers, played, by["rule"])
-    scored = [combine(parts, weights.model_dump()) for parts in zip(*by.values(), strict=True)]
+    batch = Batch(env, by_id, played, by["rule"], settings, rubric, spent)
+    judges = {name: judge_of(name, batch) for name in asked(settings)}
+    by |= {name: judge.rewards() for name, judge in judges.items()}
+    answers = [answer for judge in judges.values() for answer in judge.answers]
+    scored = [combine(parts, settings.judges.model_dump()) for parts in zip(*by.values(), strict=True)]
     write_records(scored, rewards)
-    measured = report.components(scored) | by_task(by_id, by["rule"] if has_rule else scored)
-    if answers:
-        measured |= {f"judge_{name}": value for name, value in report.report(answers, scored).items()}
+    measured = components(scored) | by_task(by_id, by["rule"] if has_rule else scored)
+    for each in judges.values():
+        measured |= each.measured(scored)
     if judge is not None:
         measured |= {"cost_so_far": spent + added(answer.cost for answer in answers)}
         judge.write_text(json.dumps(measured, indent=2) + "\n")
@@ -83,8 +77,15 @@ def score(
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
     if problem := unusable_line([(reward.score, reward.explanation) for reward in scored]):
         say(f"WARNING: {problem}")
-    if answers:
-        say_judged(answers, measured)
+    for line in (line for each in judges.values() for line in each.lines(measured)):
+        say(line)
+
+
+def components(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The mean of each component over the scored trajectories; a component that a trajectory lacks counts as 0."""
+    scored = [reward.components for reward in rewards if reward.score is not None]
+    names = sorted({name for parts in scored for name in parts})
+    return {f"reward_{name}": fmean(parts.get(name, 0.0) for parts in scored) for name in names}
 
 
 def by_task(by_id: Mapping[str, Scenario], rewards: Sequence[Reward]) -> dict[str, float]:
@@ -103,62 +104,16 @@ def by_task(by_id: Mapping[str, Scenario], rewards: Sequence[Reward]) -> dict[st
 def rule_of(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], settings: Score) -> bool:
     """Whether the attempts have rewards by the rule. UserError where it has a weight and they have none, or only some."""
     from steps.core.errors import UserError
-    from steps.judging import pairs
+    from steps.judging import rule
 
     if not settings.judges.rule:
         return any(reward.score is not None for reward in rewards) or (env.has_rule and not env.is_agent)
-    if not pairs.has_rule(env, rewards, played, settings):
+    if not rule.has_rule(env, rewards, played, settings):
         raise UserError(
             f"score.judges.rule is {settings.judges.rule:g}, and these attempts have no reward, so that a judge must score "
-            f"them: {pairs.NEEDED}"
+            f"them: {rule.NEEDED}"
         )
     return True
-
-
-def by_ruler(
-    env: type[Env],
-    by_id: Mapping[str, Scenario],
-    played: Sequence[Trajectory],
-    rubric: str,
-    params: ScoreParams,
-    spent: float,
-) -> list[Judgement]:
-    """RULER's judgement of each group, in the order of their first trajectories; failed episodes are not shown to it."""
-    from steps.judging import ruler
-    from steps.judging.prompts import Group
-
-    assert params.score.ruler is not None
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in played:
-        if trajectory.stop_reason != "error":
-            groups.setdefault(trajectory.scenario_id, []).append(trajectory)
-    return ruler.judge_all(
-        [Group(by_id[name], attempts) for name, attempts in groups.items()],
-        params.score.ruler,
-        [tool.schema for tool in env.tools().values()],
-        rubric,
-        spent,
-    )
-
-
-def compared(answers: Sequence[Judgement], played: Sequence[Trajectory], rules: Sequence[Reward]) -> list[Reward]:
-    """RULER's reward for each trajectory, in the trajectories' order. AssertionError where one would be lost."""
-    groups = {answer.scenario_id: answer for answer in answers}
-    rewards = []
-    for trajectory, rule in zip(played, rules, strict=True):
-        score: float | None = None
-        components: dict[str, float] = {}
-        why = rule.explanation
-        if trajectory.stop_reason != "error":
-            group = groups[trajectory.scenario_id]
-            if trajectory.id not in group.scores:
-                raise AssertionError(f"trajectory {trajectory.id} was lost by the judge")
-            score = group.scores[trajectory.id]
-            components = {} if score is None else {"ruler": score}
-            why = f"not scored: {group.problem}" if score is None else group.reasons.get(trajectory.id, "")
-        judged = {"name": "ruler", "score": score, "components": components, "explanation": why}
-        rewards.append(rule.model_copy(update=judged))
-    return rewards
 
 
 def combine(parts: Sequence[Reward], weights: Mapping[str, float]) -> Reward:
@@ -186,28 +141,6 @@ def combine(parts: Sequence[Reward], weights: Mapping[str, float]) -> Reward:
         except UnusableNumber as problem:
             changed |= {"score": None, "explanation": f"{REASON}{problem}"}
     return rule.model_copy(update=changed)
-
-
-def say_judged(answers: Sequence[Judgement], measured: Mapping[str, float]) -> None:
-    """Print how many groups a model judged, what that cost, and the faults that were measured of it."""
-    cost = f", cost {measured['judge_cost']:.4g}" if measured["judge_cost"] else ""
-    say(f"judge {answers[0].judge}: {measured['judge_groups']} groups, {measured['judge_answers']} answers{cost}")
-    for reason in list(dict.fromkeys(answer.problem for answer in answers if answer.problem))[:3]:
-        say(f"not scored: {reason}")
-    if cut := measured["judge_groups_shortened"]:
-        say(f"{cut} groups were longer than score.ruler.max_characters: their longest messages were shortened")
-    names = {"tau_rule": "tau with the rule", "position_bias": "position bias", "length_gain": "gain by length"}
-    names |= {"retest_spread": "test-retest spread"}
-    faults = [f"{text} {measured[f'judge_{name}']:+.2f}" for name, text in names.items() if f"judge_{name}" in measured]
-    if faults:
-        say(", ".join(faults))
-    if places := [gain for name, gain in measured.items() if name.startswith("judge_place_")]:
-        say(f"by place, first to last (taken off): {' '.join(f'{gain:+.2f}' for gain in places)}")
-    if (gain := measured.get("judge_canary_gain", 0.0)) > CANARY_WARNING:
-        say(
-            f"WARNING: attempts that tell this judge to score them 1.0 gain {gain:.2f}: the judge can be influenced, and a "
-            "policy will learn to do so; use another model, or mix in the rule (score.judges)"
-        )
 
 
 if __name__ == "__main__":

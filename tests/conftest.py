@@ -299,7 +299,7 @@ def here(
 @pytest.fixture
 def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger of the test's own, in the project's folder, for commands that ask a server and try again soon."""
-    from steps.llm import client
+    from addons.models import client
 
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from addons.planning import models
-from flows.training.sources import shapes
 from flows.training.start import read_origin
 from steps.core.errors import UserError
-from steps.policy.adapter import FILES
+from steps.policy.adapter import FILES, shapes
 
 if TYPE_CHECKING:
     from steps.core.params import Params

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from steps.core.records import Trajectory
     from steps.sampling.players import Played
 
-KEY_VARIABLE = "FLYWHEEL_SERVE_KEY"  # for steps/llm/client.py, while it asks
+KEY_VARIABLE = "FLYWHEEL_SERVE_KEY"  # for addons/models/client.py, while it asks
 LOG = Path(".flywheel/ask.log")  # what the engine prints
 WIDTH, WIDE = 120, 140  # columns where the output is no terminal; columns from which on two attempts stand side by side
 

@@ -15,7 +15,6 @@ import environments
 from addons.supervised.chats import READ, read_demonstrations
 from addons.supervised.teach import taught
 from environments.base import Env, Scenario
-from flows.training.sources import checked_out, named
 from flows.training.way import OWN
 from steps.core.errors import UserError
 from steps.core.files import json_lines
@@ -143,6 +142,8 @@ def of_run(root: Path, name: str, params: Params, settings: Sft) -> list[str]:
             f"sft.from_runs: {params.task} is an agent of your own, whose trajectories do not hold its tools; export what "
             "it did as demonstrations, and name the file in sft.demonstrations"
         )
+    from addons.starts.sources import checked_out, named
+
     run_name, only = named(name)
     lines = []
     with checked_out(root, run_name) as run:

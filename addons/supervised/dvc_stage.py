@@ -17,7 +17,7 @@ from steps.core.errors import UserError
 from steps.project.dvc import dvc
 
 FOLDER = Path("generated")
-CODE = (Path("environments"), Path("addons/supervised"), Path("steps/data"), Path("steps/llm"))
+CODE = (Path("environments"), Path("addons/supervised"), Path("steps/data"), Path("addons/models"))
 REPORT = ".report.json"  # beside a generated file
 
 

@@ -41,8 +41,8 @@ from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
+    from addons.models.client import CallFailed, Reply, Request
     from steps.core.params import Endpoint
-    from steps.llm.client import CallFailed, Reply, Request
 
 EXAMPLES = 3  # scenarios in a prompt, drawn anew for each
 POOL = 30  # scenarios from which they are drawn
@@ -66,7 +66,7 @@ def prompt(
     env: type[Env], data: Any, pool: Sequence[Scenario], number: int, difficulty: int, material: Material | None = None
 ) -> Request:
     """The request of this number, which is the same in each run."""
-    from steps.llm.client import Request
+    from addons.models.client import Request
 
     difficulty = difficulty if material is None or material.difficulty is None else material.difficulty
     shown = Random(f"generate {number}").sample(list(pool), min(EXAMPLES, len(pool)))
@@ -83,8 +83,8 @@ def prompt(
 
 def check(env: type[Env], data: Any, split: Split | None, reply: Reply | CallFailed) -> tuple[Scenario, Candidate]:
     """The scenario that an answer holds. ValueError, with the reason in a few words, where there is none."""
-    from steps.llm import answers
-    from steps.llm.client import CallFailed
+    from addons.models import answers
+    from addons.models.client import CallFailed
 
     if isinstance(reply, CallFailed):
         raise ValueError("the call was not answered")
@@ -113,7 +113,7 @@ def generate(
     env: type[Env], data: Any, endpoint: Endpoint, wanted: Wanted, solver: Endpoint | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(the lines of accepted scenarios, the report). Asks in rounds, each for as many scenarios as are still missing."""
-    from steps.llm.client import CallFailed, ask_all
+    from addons.models.client import CallFailed, ask_all
 
     count, max_calls, difficulties, split, materials = wanted
     pool = env.examples(data, POOL)
@@ -213,7 +213,7 @@ def judge(
 
 def refusal(key: str, reason: str) -> dict[str, str]:
     """A line of the report. The reason may quote what the model wrote."""
-    from steps.llm import answers
+    from addons.models import answers
 
     return {"prompt": key, "reason": " ".join(answers.plain(reason).split())[:300]}
 
@@ -236,7 +236,7 @@ def drawn(env: type[Env], data: Any, pool: Sequence[Scenario]) -> dict[Split, li
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line's options."""
-    from steps.llm.prices import add_options
+    from addons.models.prices import add_options
 
     parser = command_parser("addons.supervised.generate", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
@@ -271,7 +271,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def solver_of(words: argparse.Namespace) -> Endpoint | None:
     """The model that has to solve what is written. Beside its name and server, the options are those of the other model."""
-    from steps.llm.prices import endpoint_of
+    from addons.models.prices import endpoint_of
 
     if words.solver is None:
         if words.solver_url is not None:
@@ -293,7 +293,7 @@ def material_of(words: argparse.Namespace) -> tuple[list[Material], Split | None
 def run(words: argparse.Namespace, given: Sequence[str]) -> None:
     """Check the options, ask the model, and write both files; with --dvc also the stage of the command line `given`."""
     import environments
-    from steps.llm.prices import endpoint_of
+    from addons.models.prices import endpoint_of
 
     endpoint = endpoint_of(words, temperature=1.0)  # so that the same prompt gives different scenarios
     if endpoint is None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from addons.judges.prompts import lines_of, shorten
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, read_records
-from steps.judging.prompts import lines_of, shorten
 
 MOST_LINE = 1_500  # characters of a message of a failed attempt
 MOST_LINES = 24  # messages of it: the last ones

@@ -83,7 +83,7 @@ def taught(
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    from steps.llm.prices import add_options
+    from addons.models.prices import add_options
 
     parser = command_parser("addons.supervised.teach", __doc__, allow_abbrev=False)
     parser.add_argument("--task", required=True, metavar="NAME")
@@ -104,7 +104,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def run(words: argparse.Namespace) -> None:
     """Check the options, let the teacher play, and write both files."""
     import environments
-    from steps.llm.prices import endpoint_of
+    from addons.models.prices import endpoint_of
 
     endpoint = endpoint_of(words)
     if (endpoint is None) != words.scripted:

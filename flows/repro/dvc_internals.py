@@ -146,8 +146,8 @@ def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> 
     return ENTRY.sub(place, text)
 
 
-# --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage anew (no issue is
-# known), and there is no call that only tells which stages it would run.
+# --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage anew, and no call
+# tells only which stages it would run (no issue is known).
 
 
 def up_to_date(repo: Repo) -> frozenset[str]:

@@ -18,12 +18,9 @@ from typing import Any
 
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
-from flows.training import sources
 from steps.core.errors import UserError
-from steps.core.params import Params
+from steps.core.params import Params, short_name
 from steps.core.ports import bring, every
-from steps.core.yaml_text import read_mapping
-from steps.data import ingested
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
 from steps.project.git import git
@@ -44,6 +41,12 @@ def opponent(params: Params) -> int | str | None:
     if asked is None or not asked.is_adapter:
         return None
     return CHAMPION if asked.player == "champion" else asked.every
+
+
+def champion_of(params: Params) -> str:
+    """The address of the champion of the run's registered model."""
+    name = params.register_.name or short_name(params.task)
+    return f"models:/{name}@champion"
 
 
 def prepare(params: Params, keep: bool = False) -> list[str]:
@@ -72,14 +75,16 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         temporary.mkdir(mode=0o700)  # people's words may be in it
         origin: dict[str, Any] = {"asked": asked}
         if params.policy.start_from is not None:
-            origin["policy"] = sources.bring(root, params, temporary / "policy")
+            origin["policy"] = bring("source", "adapter", "policy.start_from").bring(root, params, temporary / "policy")
         if opponent(params) == CHAMPION:
-            origin["opponent"] = sources.bring_champion(root, params, temporary / Path(CHAMPION).name)
+            source = bring("source", "adapter", "rollout.opponent")
+            origin["opponent"] = source.bring_champion(root, params, temporary / Path(CHAMPION).name)
         if params.sft is not None:
             taught = bring("teaching", "supervised", "sft")
             origin["demonstrations"] = taught.collect(root, params, temporary / "demonstrations.jsonl")
         if params.scenarios.ingested is not None:
-            origin["scenarios"] = take_scenarios(root, params, temporary / ingested.FILE.name)
+            production = bring("ingested", "production", "scenarios.ingested")
+            origin["scenarios"] = production.take(root, params, temporary / "scenarios.jsonl")
         (temporary / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
         for check in every("start"):
             check(root, params, temporary)
@@ -90,35 +95,6 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     dvc(Path.cwd(), "add", "--quiet", os.fspath(FOLDER))
     pin(params, origin)
     return described(origin)
-
-
-def take_scenarios(root: Path, params: Params, to: Path) -> dict[str, Any]:
-    """Copy the scenarios of scenarios.ingested: the present ones, or the set version where start/ has it. UserError where
-    there are none, or the version is not to be had."""
-    assert params.scenarios.ingested is not None
-    version, name = params.scenarios.ingested.version, ingested.INGESTED / params.task / "scenarios.jsonl"
-    places = [path for path in (ingested.FILE, root / name) if path.is_file()]
-    if version is None and not (root / name).is_file():
-        raise UserError(
-            f"scenarios.ingested: there is no {name}: `.venv/bin/python -m addons.production.ingest` makes it of "
-            "conversations, and "
-            f"`.venv/bin/dvc pull {name.parent}.dvc` brings one that others made"
-        )
-    wanted = version or ingested.md5(root / name)
-    path = next((path for path in places if ingested.md5(path) == wanted), None)
-    if path is None:
-        raise UserError(
-            f"scenarios.ingested.version {wanted} is neither in {ingested.FILE} nor the present {name}: "
-            f"`.venv/bin/dvc checkout {POINTER}` brings back the version of the run that is checked out, and "
-            "--set scenarios.ingested.version=null takes the present one"
-        )
-    rows = len(ingested.read_scenarios(path))
-    if not rows:
-        raise UserError(
-            f"scenarios.ingested: {path} holds no scenario: ingest conversations whose right answer is known"
-        )
-    shutil.copyfile(path, to)
-    return {"version": wanted, "rows": rows}
 
 
 def pin(params: Params, origin: dict[str, Any]) -> None:
@@ -133,7 +109,7 @@ def asked_for(params: Params) -> dict[str, Any]:
     if params.policy.start_from is not None:
         asked |= {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
     if opponent(params) == CHAMPION:
-        asked["opponent"] = sources.champion_of(params)
+        asked["opponent"] = champion_of(params)
     if params.sft is not None:
         kept = {"demonstrations", "from_runs", "min_reward"}
         asked["sft"] = params.sft.model_dump(mode="json", include=kept)
@@ -165,15 +141,3 @@ def described(origin: dict[str, Any]) -> list[str]:
     if scenarios := origin.get("scenarios"):
         lines.append(f"mixes in scenarios from production: {scenarios['rows']}, version {scenarios['version']}")
     return lines
-
-
-def fork(name: str) -> tuple[str, list[str]]:
-    """(the text of a kept run's params.yaml, the assignments that make a run start from that run's iteration), for
-    `--from <run>/<NNN>`. UserError where there is no such run."""
-    root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
-    run, number = sources.named(name.removeprefix("run:"))
-    made = sources.source(root, run)
-    text = made.files.get("params.yaml") or git(root, "show", f"{made.commit}:params.yaml") + "\n"
-    address = f"run:{run}/{number}" if number else f"run:{run}"
-    changes = [f"policy.start_from={json.dumps(address)}", "policy.start_optimizer=true"]
-    return text, [*changes, *(["sft=null"] if read_mapping(text, f"params.yaml of {run}").get("sft") else [])]

@@ -25,7 +25,7 @@ class Judged(Record):
     losses: int
     disagreements: int  # ties because the judge contradicts itself when the order is reversed
     unjudged: int  # ties because the judge gave no usable answer
-    # Of the judge: cost, answers, position_bias, retest_spread, … (steps/judging/report.py).
+    # Of the judge: cost, answers, position_bias, retest_spread, … (addons/judges/report.py).
     measured: dict[str, float] = Field({})
 
     def sentence(self, n: int) -> str:

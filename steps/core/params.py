@@ -224,6 +224,9 @@ class CodeParams(Section):
     tasks: dict[str, int] | None = None
     policy: Policy
     update: Update
+    score: Score
+    evaluate: Evaluate
+    scenarios: Scenarios
 
 
 class ScenariosParams(Section):
@@ -243,7 +246,7 @@ class Learning(Section):
         if not self.policy.has_adapter:
             raise ValueError(
                 f"policy.kind: {self.policy.kind} can be evaluated only (steps.evaluate, "
-                "steps.analytics.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
+                "addons.models.baselines): initialise, rollout, update and register need policy.kind: vllm, ray or server"
             )
         return self
 

@@ -24,7 +24,7 @@ class Lora(Section):
 
 
 class Endpoint(Section):
-    """A model on an OpenAI-compatible server (steps/llm/client.py)."""
+    """A model on an OpenAI-compatible server (addons/models/client.py)."""
 
     model: str = Field(min_length=1)
     """The model's name, as the server knows it."""

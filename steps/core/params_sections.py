@@ -14,7 +14,7 @@ from steps.core.params_policy import Endpoint, Section
 
 
 class Ingested(Section):
-    """Scenarios from production among the task's own (steps/data/ingested.py, docs/flywheel.md)."""
+    """Scenarios from production among the task's own (addons/production/mixing.py, docs/flywheel.md)."""
 
     share: float = Field(0.5, gt=0, le=1)
     """Share of the scenarios of train and val that they replace, where there are so many of them."""
@@ -152,9 +152,9 @@ class Judges(Section):
     rule: float = Field(0.0, ge=0)
     """The environment's own reward."""
     criteria: float = Field(0.0, ge=0)
-    """The weighted criteria of steps/judging/criteria.py."""
+    """The weighted criteria of addons/judges/criteria.py."""
     ruler: float = Field(0.0, ge=0)
-    """A model that compares the attempts (steps/judging/ruler.py)."""
+    """A model that compares the attempts (addons/judges/ruler.py)."""
 
     @model_validator(mode="after")
     def check(self) -> Judges:

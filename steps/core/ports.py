@@ -12,6 +12,10 @@ The ports, and what their objects are:
     sampler     Engines, by policy.kind (steps/sampling/play.py)
     agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
+    judge       a Judge, by its name in score.judges (steps/judging/judge.py)
+    comparison  a module that compares two policies by a judge: rival_of, Rival, judged, unscored (steps/evaluate.py)
+    player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
+                (steps/sampling/players.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
@@ -19,6 +23,10 @@ The ports, and what their objects are:
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
                 flows/training/start.py
+    source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
+                (flows/training/start.py, flows/train.py)
+    ingested    a module that mixes in scenarios from production: take(root, params, to) (flows/training/start.py),
+                mix(env, data, drawn, params) (steps/scenarios.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are, and
                 collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
@@ -93,5 +101,10 @@ def every(port: str) -> Iterator[Any]:
 def load(place: str) -> Any:
     """The object that `module:attribute` names, or the module."""
     module, _, attribute = place.partition(":")
-    loaded = importlib.import_module(module)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as problem:
+        if not (problem.name or "").startswith("addons."):
+            raise
+        raise UserError(f"{module} needs {problem.name}, an add-on that addons/ does not have") from None
     return getattr(loaded, attribute) if attribute else loaded

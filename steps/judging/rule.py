@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 from environments.kit.agents import Result
 from environments.kit.values import REASON, UnusableNumber, number, truth
+from steps.core.errors import UserError
 from steps.core.records import Reward
 from steps.core.stats import added
 
 if TYPE_CHECKING:
     from environments.base import Env, Message, Scenario
+    from steps.core.params import Ruler, Score
     from steps.core.records import Trajectory
 
 REASONS = 3  # that are shown
+NEEDED = "set score.judges.rule: 0, score.judges.ruler: 1 and score.ruler.endpoint.model"
 
 
 def by_rule(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> Reward:
@@ -94,3 +97,35 @@ def unusable_line(rewards: Sequence[tuple[float | None, str]]) -> str:
         f"none of {len(rewards)}" if len(texts) == len(rewards) else f"{len(rewards) - len(texts)} of {len(rewards)}"
     )
     return f"{count} attempts could be scored: {reasons}{more}. `make check-task NAME=…` tests a reward without a model"
+
+
+def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], score: Score) -> bool:
+    """Whether these attempts have rewards, so that success is known; `rewards` are by the rule, in the attempts' order.
+
+    One that is unusable, such as NaN, counts as a reward. UserError where only some have one. Where all attempts failed,
+    nothing shows it: then the weights of the judges decide.
+    """
+    if not env.has_rule:
+        return False
+    ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.error is None]
+    lacking = [
+        reward.trajectory_id for reward in ended if reward.score is None and not reward.explanation.startswith(REASON)
+    ]
+    if not lacking:
+        return bool(ended) or not env.is_agent or score.judges.rule > 0
+    if len(lacking) < len(ended):
+        raise UserError(
+            f"{len(ended) - len(lacking)} attempts have a reward, and {len(lacking)} have none ({lacking[0]} is the first): "
+            f"the two kinds cannot be compared; let the agent return a reward always, or never"
+        )
+    return False
+
+
+def settings_of(score: Score, why: str, held_out: Ruler | None = None) -> Ruler:
+    """The settings of the judge, which is the one that training does not ask where there is one. UserError, which begins
+    with why it is needed, where there are none."""
+    if held_out is not None:
+        return held_out
+    if score.ruler is None:
+        raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
+    return score.ruler

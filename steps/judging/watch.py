@@ -191,11 +191,10 @@ def criteria_scores(
     """The weighted criteria of each attempt, [N]; NaN where it failed."""
     import numpy as np
 
-    from steps.core.params import Criteria
-    from steps.judging.criteria import criteria
+    from steps.judging.judge import Batch, judge_of
 
-    by_id, settings = {scenario.id: scenario for scenario in scenarios}, params.score.criteria or Criteria()
-    scores = [criteria(env, by_id[attempt.scenario_id], attempt, settings).score for attempt in played]
+    batch = Batch(env, {scenario.id: scenario for scenario in scenarios}, played, [], params.score)
+    scores = [reward.score for reward in judge_of("criteria", batch).rewards()]
     return np.array([np.nan if score is None else score for score in scores])
 
 

@@ -1,4 +1,4 @@
-"""The ledger: a database for what costs something to make again, such as the answers of models (steps/llm/client.py).
+"""The ledger: a database for what costs something to make again, such as the answers of models (addons/models/client.py).
 
 It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
 `postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time. A database

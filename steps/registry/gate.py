@@ -12,7 +12,7 @@ than the base policy, or that falls on the regression set, or on the test split 
 row of the verdict.
 
 Where the task has no rule, a judge has compared the challenger with each other policy at each scenario, in both orders
-(steps/judging/pairs.py): 1 is a win, 0 a loss and 0.5 a tie. The test is the same, on that score minus 0.5 in place of the
+(addons/judges/pairs.py): 1 is a win, 0 a loss and 0.5 a tie. The test is the same, on that score minus 0.5 in place of the
 difference of success, so its errors are as rare; but they are errors about what the judge prefers. All texts say so.
 
 A verdict depends only on the evaluations, the parameters and the number of the look, not on the time or on names of runs and

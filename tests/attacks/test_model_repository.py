@@ -176,7 +176,7 @@ def test_an_adapter_of_something_else_is_refused(tmp_path: Path, fields: dict[st
     import torch
     from safetensors.torch import save_file
 
-    from flows.training import sources
+    from addons.starts import sources
 
     config = {
         "peft_type": "LORA",

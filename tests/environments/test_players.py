@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import environments
+from addons.models import baselines
 from addons.supervised import teach
 from addons.supervised.small_policy import small_policy
 from addons.supervised.solve import Solver
@@ -22,7 +23,7 @@ from environments.kit.players import BRINGS, NoPlayer
 from environments.multiplication import Multiplication
 from flows.promotion.judging import has_script
 from steps import evaluate
-from steps.analytics import baselines, token_bias
+from steps.analytics import token_bias
 from steps.core.errors import UserError
 from steps.core.params import Evaluate, Policy
 from steps.sampling import players

@@ -24,19 +24,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import environments
+from addons.judges import prompts
+from addons.models import answers
 from addons.production.serving import capture
 from addons.production.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
 from addons.production.traces.records import Conversation, joined
 from addons.production.traces.store import Store
+from addons.starts.sources import Brought, check
 from environments.base import Scenario, TaskProblem
 from environments.mcp.settings import read_settings
-from flows.training.sources import Brought, check
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Params, Policy
 from steps.core.records import Reward, Trajectory, read_records, write_records
-from steps.judging import prompts
-from steps.llm import answers
 from steps.policy.loading import load_chat
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key

@@ -13,6 +13,9 @@ import pytest
 
 import environments
 from addons.agents.worker import as_result
+from addons.judges import pairs
+from addons.judges.criteria import criteria
+from addons.judges.prompts import read
 from addons.production.traces.openai_jsonl import feedback_of
 from addons.supervised import teach
 from environments.base import Component, Env, Message, Outcome, Scenario, words
@@ -21,9 +24,6 @@ from flows.terminal import health
 from steps import score as stage
 from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
-from steps.judging import pairs
-from steps.judging.criteria import criteria
-from steps.judging.prompts import read
 from steps.judging.rule import by_rule, succeeds, unusable_line
 from steps.score import combine
 from steps.training.credit import states_of

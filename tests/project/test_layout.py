@@ -24,7 +24,7 @@ LEVELS = {
         "kit": 0,
         "core": 1,
         **dict.fromkeys(("runner", "policy", "project"), 2),
-        **dict.fromkeys(("llm", "training", "registry"), 3),
+        **dict.fromkeys(("training", "registry"), 3),
         **dict.fromkeys(("judging", "sampling"), 4),
         **dict.fromkeys(("analytics", "data"), 5),
         "tracking": 6,
@@ -39,9 +39,9 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
-        **dict.fromkeys(("agents", "lineage", "planning", "supervised", "trackers"), 1),
-        "production": 2,
-        "fleet": 3,
+        **dict.fromkeys(("agents", "lineage", "models", "planning", "starts", "trackers"), 1),
+        **dict.fromkeys(("judges", "production"), 2),
+        **dict.fromkeys(("fleet", "supervised"), 3),
     },
 }
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
@@ -220,14 +220,13 @@ def test_tests_mirror_the_rooms() -> None:
         ("viewer/app.py", "from flows.terminal import b", "the viewer imports no flow"),
         ("steps/update.py", "from steps.training import b\nfrom steps.runner import stage", ""),
         ("steps/tracking/__main__.py", "from steps.runner.stage import main", ""),
-        ("steps/data/a.py", "if TYPE_CHECKING:\n    from steps.llm.b import Reply", ""),
+        ("steps/data/a.py", "if TYPE_CHECKING:\n    from steps.registry.b import Card", ""),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, fault: str) -> None:
     stood_in = "steps/policy/b.py steps/judging/b.py steps/update.py steps/rollout.py steps/runner/stage.py"
-    stood_in += (
-        " steps/training/b.py steps/llm/b.py flows/promote.py flows/terminal/b.py viewer/app.py addons/production/b.py"
-    )
+    stood_in += " steps/training/b.py steps/registry/b.py flows/promote.py flows/terminal/b.py viewer/app.py"
+    stood_in += " addons/production/b.py"
     for name in stood_in.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from addons.fleet.parcels import Parcel
-from flows.training.sources import from_folder
+from addons.starts.sources import from_folder
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import Policy, RolloutParams

@@ -12,6 +12,7 @@ import pytest
 from jinja2 import Environment, FileSystemLoader
 
 from addons.lineage.__main__ import share_text
+from addons.models import client
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
@@ -24,7 +25,6 @@ from steps.core.evaluations import Evaluation
 from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
 from steps.core.records import PAIRS, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
-from steps.llm import client
 from steps.project.chain import write_chain
 from steps.sampling.job import Job
 from steps.tracking.measured import MeasuredRun

@@ -37,7 +37,7 @@ from typing import Any
 import environments
 from addons.production.traces.opinions import moment
 from addons.production.traces.otlp import attributes
-from steps.llm.messages import wire
+from steps.sampling.wire import wire
 from tests.support.openai_server import QuietServer
 
 FOLDER = Path(__file__).parent.parent / "traces" / "golden"

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from addons.judges.prompts import Group
 from environments.base import Message, Scenario
 from environments.multiplication import scenario as product
 from steps.core.records import Trajectory, Turn, write_records
-from steps.judging.prompts import Group
 
 
 def attempt(

@@ -24,7 +24,7 @@ from addons.production.serving import capture
 from addons.production.traces.records import key_of
 from addons.production.traces.sources import Source, ingest, load_task
 from steps.core import params
-from steps.llm.messages import wire
+from steps.sampling.wire import wire
 from tests.support.golden_traces import tools, turns
 
 PLAYERS = ("gold", "scripted", "bad", "random")

@@ -27,7 +27,7 @@ from environments.base import Scenario, read_lines, write_lines
 from environments.email_search import EmailSearch, mailbox
 from steps.core.params import Params, load
 from steps.core.records import write_records
-from steps.llm.messages import wire
+from steps.sampling.wire import wire
 
 FOLDER = Path("tasks_data/email_search")
 MAKER = "email_search.mailbox"

@@ -26,7 +26,7 @@ from addons.trackers.tracing.spans import Recorder, Trace, TraceScore, as_json, 
 from environments.base import Message, Scenario
 from steps.core.masking import Masker
 from steps.core.records import Judgement, Reward, Trajectory, Turn
-from steps.llm.messages import wire
+from steps.sampling.wire import wire
 
 THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.flows.test_start import adapter
 
 from addons.planning import layers
 from steps.core.errors import UserError
 from steps.core.params import Lora, Params, Policy
 from tests.conftest import ROOT
-from tests.flows.test_start import adapter
 
 
 @pytest.mark.parametrize(

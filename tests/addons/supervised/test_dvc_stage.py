@@ -52,7 +52,7 @@ def test_the_stage_writes_the_same_file_again(
         written, asked = OUT.read_bytes(), len(server.bodies)
         made = yaml.safe_load((folder / "generated/multiplication/dvc.yaml").read_text())["stages"]["more"]
         assert made["frozen"] is True
-        assert {"environments", "addons/supervised", "steps/data", "steps/llm", "handbook.md"} < set(made["deps"])
+        assert {"environments", "addons/supervised", "steps/data", "addons/models", "handbook.md"} < set(made["deps"])
         assert "tasks_data/multiplication/ranges.json" in made["deps"]
         assert not [path for path in made["deps"] if "more" in path or "policy" in path]
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import environments
+from addons.judges.criteria import criteria
 from environments.base import Env, Scenario, Split
 from environments.kit import agents
 from steps.core.errors import UserError
 from steps.core.params import Policy, Scenarios
 from steps.core.records import Trajectory
 from steps.data import contamination
-from steps.judging.criteria import criteria
 from steps.judging.rule import by_rule
 from steps.sampling import players
 

@@ -17,7 +17,7 @@ from addons.production.traces.sources import Source, ingest
 from addons.production.traces.store import Store
 from steps.core.params import Scenarios
 from steps.data.ingested import read_scenarios
-from steps.llm.messages import wire
+from steps.sampling.wire import wire
 
 GOLDEN = Path(__file__).parent / "golden"
 TRUTH = [json.loads(line) for line in (GOLDEN / "truth.jsonl").read_text().splitlines()]

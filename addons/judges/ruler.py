@@ -4,7 +4,7 @@ The idea is OpenPipe's (Relative Universal LLM-Elicited Rewards, https://art.ope
 to know which attempt is better. Against the known faults of such judges:
 
 - Attempts are shown in several orders, in which each has other places and other neighbours. What the judge gives for each
-  place is estimated within the group and taken off (steps/judging/places.py). Letters are assigned anew for each order.
+  place is estimated within the group and taken off (addons/judges/places.py). Letters are assigned anew for each order.
 - Where attempts differ in length, a copy of the shortest is shown, too, which says its last words again until it is as long
   as the longest. What the copy gains is a gain by length alone, and is taken off each attempt in proportion to its length.
   A preference for length that mere repetition does not earn stays, since it may be quality (`longer_copy`).
@@ -18,8 +18,8 @@ to know which attempt is better. Against the known faults of such judges:
 Attempts without a usable score, also after the judge was asked once more, get None with a reason, as do groups for which the
 server gave no answer. So do groups in which only one attempt is left or all read alike, about which the judge is not asked.
 
-All answers are kept in the ledger (steps/llm/client.py), so judging the same trajectories again costs nothing and gives the
-same bytes. Prompts, and how answers are read: steps/judging/prompts.py.
+All answers are kept in the ledger (addons/models/client.py), so judging the same trajectories again costs nothing and
+gives the same bytes. Prompts, and how answers are read: addons/judges/prompts.py.
 """
 
 from __future__ import annotations
@@ -33,12 +33,8 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from steps.core.errors import UserError
-from steps.core.progress import measure, progress
-from steps.core.records import Judgement, Order, Probe
-from steps.core.stats import added
-from steps.judging import places, prompts
-from steps.judging.prompts import (
+from addons.judges import places, prompts
+from addons.judges.prompts import (
     AGAIN,
     ANSWERS,
     CANARY,
@@ -50,7 +46,11 @@ from steps.judging.prompts import (
     Prepared,
     ShownAttempt,
 )
-from steps.llm.client import CallFailed, Client, Reply, Request, pool, together
+from addons.models.client import CallFailed, Client, Reply, Request, pool, together
+from steps.core.errors import UserError
+from steps.core.progress import measure, progress
+from steps.core.records import Judgement, Order, Probe
+from steps.core.stats import added
 
 if TYPE_CHECKING:
     from steps.core.params import Ruler

@@ -1,4 +1,4 @@
-"""The prompts of RULER (steps/judging/ruler.py): how a group's attempts are shown to the model, and how its answer is read.
+"""The prompts of RULER (addons/judges/ruler.py): how a group's attempts are shown to the model, and how its answer is read.
 
 All random choices here depend only on what the attempts say, so that the same trajectories give the same prompts.
 """
@@ -15,8 +15,8 @@ from random import Random
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addons.models import answers
 from environments.kit.pictures import marked
-from steps.llm import answers
 
 if TYPE_CHECKING:
     from environments.base import Message, Scenario

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from addons.judges import ruler
+from addons.judges.prompts import Group
+from addons.models import client
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Ruler
 from steps.core.records import Reward, read_records
-from steps.judging import ruler
-from steps.judging.prompts import Group
-from steps.llm import client
 from steps.project.ledger import REPLIES, Ledger
 from tests.conftest import ROOT
 from tests.support.hostile_judge import BAD, GOOD, WIRE, HostileJudge
@@ -29,7 +29,7 @@ GROUPS = 520  # of two attempts; most are asked about twice, because the first a
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
-from steps.llm import client
+from addons.models import client
 from tests.support.judged import Stage, group
 
 client.SHORTEST = 0.001

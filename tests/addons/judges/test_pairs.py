@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from addons.judges import pairs, prompts
+from addons.models import client
 from environments.base import Scenario
 from environments.kit.agents import Result
 from environments.multiplication import Multiplication
@@ -16,8 +18,6 @@ from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Endpoint, Judges, Ruler, Score
 from steps.core.records import Judgement, Order, Reward, Trajectory, write_records
-from steps.judging import pairs, prompts
-from steps.llm import client
 from tests.support.judge_server import Judge
 from tests.support.judged import attempt, words
 from tests.support.openai_server import Server

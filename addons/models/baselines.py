@@ -1,8 +1,8 @@
 """Compares random and scripted players, and large models that are only prompted, with the policy trained for a task.
 
-    python -m steps.analytics.baselines --task tic_tac_toe
-    python -m steps.analytics.baselines --task email_search --bias
-    python -m steps.analytics.baselines --task email_search --model gpt-5-mini --price-in 0.25 --price-out 2
+    python -m addons.models.baselines --task tic_tac_toe
+    python -m addons.models.baselines --task email_search --bias
+    python -m addons.models.baselines --task email_search --model gpt-5-mini --price-in 0.25 --price-out 2
 
 Where run/ holds a run of the task, all players get its test scenarios, and the base and the trained policy are in the table.
 Otherwise scenarios are drawn anew, which needs nothing but the repository. A model's answers are kept in the ledger, so the
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from addons.models.prices import add_options, endpoint_of
 from environments.base import Env, Scenario
 from steps.core import alike
 from steps.core.alike import Groups
@@ -31,7 +32,6 @@ from steps.core.stats import added, counted, mean
 from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
 from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
-from steps.llm.prices import add_options, endpoint_of
 from steps.registry import shares
 from steps.sampling import players
 
@@ -249,7 +249,7 @@ def run(words: argparse.Namespace, display: ProgressDisplay) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = command_parser("steps.analytics.baselines", __doc__, allow_abbrev=False)
+    parser = command_parser("addons.models.baselines", __doc__, allow_abbrev=False)
     parser.add_argument("--task", nargs="+", required=True, metavar="NAME", help="one or more; each gets a table")
     parser.add_argument("--split", choices=sorted(FOLDERS), default="test", help="default: test")
     parser.add_argument("--count", type=int, help=f"scenarios (default: {COUNT}, or all of the run's)")

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from steps.judging import places
+from addons.judges import places
 
 ALL = range(3, 41)
 

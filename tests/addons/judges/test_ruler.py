@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
+from addons.judges import prompts, ruler
+from addons.judges import report as judge_report
+from addons.judges.prompts import Group
+from addons.models import client
 from benchmarks import judge_bias
 from environments.base import Message, Scenario, use
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Reward, read_records
-from steps.judging import prompts, ruler
-from steps.judging import report as judge_report
-from steps.judging.prompts import Group
-from steps.llm import client
 from tests.conftest import ROOT
 from tests.support.judge_server import Judge, by_quality
 from tests.support.judged import Stage, attempt, group, quality, words

@@ -8,7 +8,7 @@ answers of a run are found again when the server has moved or is gone. Other wei
 
 httpx2 loads in 0.1 s and the `openai` package in 0.7 s; the latter's retries and limits would not be used here anyway. The
 retries are written out, because the same rules with the package tenacity took 17 lines more. Left out: streaming, and the
-newer Responses API, which other servers do not have. How an answer is cleaned before it is kept: steps/llm/answers.py.
+newer Responses API, which other servers do not have. How an answer is cleaned before it is kept: addons/models/answers.py.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any, NoReturn, TypeVar
 
+from addons.models import answers
 from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
 from steps.core.progress import progress
-from steps.llm import answers
 from steps.project.ledger import Ledger
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Reply:
     """An answer; the same whether it comes from the server or from the ledger."""
 
     key: str
-    message: dict[str, Any]  # the assistant's message, cleaned (steps/llm/answers.py)
+    message: dict[str, Any]  # the assistant's message, cleaned (addons/models/answers.py)
     finish_reason: str
     input_tokens: int  # both are 0 where the server counted none, or said what cannot be true
     output_tokens: int

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import environments
+from addons.judges import criteria as judge
+from addons.judges.criteria import accuracy, alike, clamp, completeness, criteria, efficiency, satisfaction
 from environments import tasks
 from environments.base import Env, Message, Outcome, Scenario, Split, use, words
 from steps.core.params import Criteria
 from steps.core.records import StopReason, Trajectory, Turn, read_records, write_records
-from steps.judging import criteria as judge
-from steps.judging.criteria import accuracy, alike, clamp, completeness, criteria, efficiency, satisfaction
 from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask
 

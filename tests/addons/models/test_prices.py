@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
+from addons.models import prices
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
-from steps.llm import prices
 
 
 def parse_endpoint(*words: str) -> Endpoint:

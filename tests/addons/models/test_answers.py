@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from addons.models import answers, client
+from addons.models.client import CallFailed, Client, Reply, Request, ask_all
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
-from steps.llm import answers, client
-from steps.llm.client import CallFailed, Client, Reply, Request, ask_all
 from tests.support.hostile_judge import bomb
 from tests.support.openai_server import Body, Server, send
 

@@ -1,6 +1,6 @@
 """Compares two policies by a judge, on the same held-out scenarios: for tasks without a rule, or beside the rule's success.
 
-RULER (steps/judging/ruler.py) is shown both attempts at a scenario, in both orders. The policy wins the scenario where its
+RULER (addons/judges/ruler.py) is shown both attempts at a scenario, in both orders. The policy wins the scenario where its
 attempt scores higher in both orders, and loses it where the other's does. Where the orders disagree, the scores are equal or
 the attempts read alike, it is a tie. An attempt that failed loses to one that did not, and the judge is not asked. The
 interval of the share that was won is that of steps/registry/paired.py.
@@ -20,50 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments.kit.values import REASON
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.records import Judgement, Pair, Trajectory, read_records
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
-    from steps.core.params import Ruler, Score
+    from steps.core.params import Ruler
     from steps.core.records import Reward
 
-NEEDED = "set score.judges.rule: 0, score.judges.ruler: 1 and score.ruler.endpoint.model"
 DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of such ties begin
-
-
-def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], score: Score) -> bool:
-    """Whether these attempts have rewards, so that success is known; `rewards` are by the rule, in the attempts' order.
-
-    One that is unusable, such as NaN, counts as a reward. UserError where only some have one. Where all attempts failed,
-    nothing shows it: then the weights of the judges decide.
-    """
-    if not env.has_rule:
-        return False
-    ended = [reward for reward, trajectory in zip(rewards, played, strict=True) if trajectory.error is None]
-    lacking = [
-        reward.trajectory_id for reward in ended if reward.score is None and not reward.explanation.startswith(REASON)
-    ]
-    if not lacking:
-        return bool(ended) or not env.is_agent or score.judges.rule > 0
-    if len(lacking) < len(ended):
-        raise UserError(
-            f"{len(ended) - len(lacking)} attempts have a reward, and {len(lacking)} have none ({lacking[0]} is the first): "
-            f"the two kinds cannot be compared; let the agent return a reward always, or never"
-        )
-    return False
-
-
-def settings_of(score: Score, why: str, held_out: Ruler | None = None) -> Ruler:
-    """The settings of the judge, which is the one that training does not ask where there is one. UserError, which begins
-    with why it is needed, where there are none."""
-    if held_out is not None:
-        return held_out
-    if score.ruler is None:
-        raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
-    return score.ruler
 
 
 def rival_of(against: Path | None, adapter_hash: str | None = None) -> Path | None:
@@ -108,8 +74,8 @@ def judged(
     """
     import numpy as np
 
+    from addons.judges import report, ruler
     from steps.core import alike
-    from steps.judging import report, ruler
     from steps.registry import paired
 
     own = played[0].adapter_hash
@@ -172,8 +138,8 @@ def compare(
     rubric: str,
 ) -> list[Pair]:
     """A pair for each scenario: `played` beside `others`, which are attempts at the same scenarios in the same order."""
-    from steps.judging import ruler
-    from steps.judging.prompts import Group
+    from addons.judges import ruler
+    from addons.judges.prompts import Group
 
     groups: list[Group] = []
     for scenario, own, other in zip(scenarios, played, others, strict=True):
@@ -211,7 +177,7 @@ def failed(own: Trajectory, other: Trajectory) -> tuple[float, str]:
 
 def decided(judgement: Judgement, own: str, other: str) -> tuple[float, str]:
     """(score, reason) of a judgement of two attempts, which are named by their ids."""
-    from steps.judging.prompts import ALIKE
+    from addons.judges.prompts import ALIKE
 
     if judgement.problem.startswith(ALIKE):
         return 0.5, "the attempts read alike"

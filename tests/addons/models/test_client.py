@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from addons.models import client as llm
+from addons.models.client import CallFailed, Client, Reply, Request, ask_all
 from steps.core.errors import UserError
 from steps.core.params import Endpoint
 from steps.core.progress import report_to
-from steps.llm import client as llm
-from steps.llm.client import CallFailed, Client, Reply, Request, ask_all
 from steps.project.ledger import Ledger
 from tests.conftest import ROOT
 from tests.support.openai_server import BROKEN, DROP, NO_CHOICE, SLOW, Body, Server, in_turn, last
@@ -319,7 +319,7 @@ def test_a_server_that_counts_no_tokens() -> None:
 
 PROGRAM = """
 import sys
-from steps.llm.client import Request, ask_all
+from addons.models.client import Request, ask_all
 from steps.core.params import Endpoint
 asked = [Request([{"role": "user", "content": str(number)}]) for number in range(40)]
 for reply in ask_all(Endpoint(model="m", base_url=sys.argv[1], max_connections=4), asked):

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.starts import sources
 from environments.base import Scenario
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
-from flows.training import sources, start
+from flows.training import start
 from steps.core.errors import UserError
 from steps.core.params import Lora, Opponent, Params, Policy, Rollout, Sft
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
@@ -188,13 +189,13 @@ def test_other_opponents_need_nothing_from_elsewhere(project: Path, player: str,
 def test_a_fork_has_its_runs_settings(project: Path) -> None:
     kept_run(project)
     (project / "params.yaml").write_text("task: email_search\nseed: 9\n")
-    text, changes = start.fork("nightly/001")
+    text, changes = sources.fork("nightly/001")
     params = set_params([*changes, "seed=4"], begin=text)
     assert (params.task, params.seed, params.policy.base_model) == ("multiplication", 4, "base")
     assert (params.policy.start_from, params.policy.start_optimizer) == ("run:nightly/001", True)
     assert "seed: 9" in (project / "params.yaml.before").read_text()
     with pytest.raises(UserError, match="there is no run or revision 'other'"):
-        start.fork("other/001")
+        sources.fork("other/001")
 
 
 def test_a_folder_of_ones_own_is_not_removed(project: Path) -> None:

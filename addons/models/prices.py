@@ -1,7 +1,7 @@
 """What well-known models cost per million tokens, for commands that get only a model's name.
 
-    python -m steps.llm.prices gpt-5-mini                                   # as params.yaml takes it under `endpoint:`
-    python -m steps.llm.prices qwen/qwen3.7-plus --url https://openrouter.ai/api/v1
+    python -m addons.models.prices gpt-5-mini                                   # as params.yaml takes it under `endpoint:`
+    python -m addons.models.prices qwen/qwen3.7-plus --url https://openrouter.ai/api/v1
 
 The table is that of the package genai-prices, in the version of the lock file; nothing is downloaded. Prices change without
 notice: these are a start for a budget, and --price-in and --price-out replace them. They are list prices in US dollars, for
@@ -29,7 +29,7 @@ OPTIONS = {  # option: (field of Endpoint, type, help)
     "--model": ("model", str, "the model to ask"),
     "--url": ("base_url", str, "its server (default: OpenAI's); http://localhost:8000/v1"),
     "--key-env": ("api_key_env", str, "the environment variable that holds the key (default: OPENAI_API_KEY)"),
-    "--price-in": ("price_in", float, "of a million input tokens (default: as in steps/llm/prices.py, else 0)"),
+    "--price-in": ("price_in", float, "of a million input tokens (default: as in addons/models/prices.py, else 0)"),
     "--price-out": ("price_out", float, "of a million output tokens (likewise)"),
     "--max-cost": ("max_cost", float, "stop before new calls cost more"),
     "--max-tokens": ("max_tokens", int, "of an answer (default: 1024)"),
@@ -93,7 +93,7 @@ def show(model: str, base_url: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = command_parser("steps.llm.prices", __doc__)
+    parser = command_parser("addons.models.prices", __doc__)
     parser.add_argument("model", help="its name at its provider")
     parser.add_argument("--url", default=OPENAI, help="the provider's address (default: OpenAI's)")
     options = parser.parse_args(words)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +18,16 @@ import yaml
 
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
+from flows.training import start
 from steps.core.errors import UserError
-from steps.core.params import Params, Policy, short_name
-from steps.policy.adapter import FILES, adapter_hash
+from steps.core.params import Params, Policy
+from steps.core.yaml_text import read_mapping
+from steps.policy.adapter import FILES, adapter_hash, shapes
 from steps.policy.loading import no_path
 from steps.project import lock
 from steps.project.chain import BASE, read_chain
 from steps.project.dvc import dvc, dvc_output
+from steps.project.git import git
 from steps.registry.model import fetched, read_registry
 
 CHECKPOINT = ("state.json", "state.safetensors")
@@ -59,19 +61,25 @@ def bring(root: Path, params: Params, to: Path) -> dict[str, Any]:
     return {"from": address, "resolved": brought.resolved, "adapter": adapter_hash(to), "about": brought.about}
 
 
-def champion_of(params: Params) -> str:
-    """The address of the champion of the run's registered model."""
-    name = params.register_.name or short_name(params.task)
-    return f"models:/{name}@champion"
-
-
 def bring_champion(root: Path, params: Params, to: Path) -> dict[str, Any]:
     """Copy the champion's adapter to the folder `to`, for rollout.opponent; what it is. UserError where there is none, or
     where it does not fit the policy, whose engine plays it."""
-    address = champion_of(params)
+    address = start.champion_of(params)
     brought = from_registry(root, address, to)
     check(to, params.policy, brought, "rollout.opponent")
     return {"from": address, "resolved": brought.resolved, "adapter": adapter_hash(to), "about": brought.about}
+
+
+def fork(name: str) -> tuple[str, list[str]]:
+    """(the text of a kept run's params.yaml, the assignments that make a run start from that run's iteration), for
+    `--from <run>/<NNN>`. UserError where there is no such run."""
+    root = Path(git(Path.cwd(), "rev-parse", "--path-format=absolute", "--git-common-dir")).parent
+    run, number = named(name.removeprefix("run:"))
+    made = source(root, run)
+    text = made.files.get("params.yaml") or git(root, "show", f"{made.commit}:params.yaml") + "\n"
+    address = f"run:{run}/{number}" if number else f"run:{run}"
+    changes = [f"policy.start_from={json.dumps(address)}", "policy.start_optimizer=true"]
+    return text, [*changes, *(["sft=null"] if read_mapping(text, f"params.yaml of {run}").get("sft") else [])]
 
 
 def from_registry(root: Path, address: str, to: Path) -> Brought:
@@ -273,14 +281,3 @@ def same_base(trained: str | None, policy: Policy) -> bool:
         return True
     ours, theirs = Path(policy.base_model), Path(trained)
     return trained == policy.base_model or (ours.is_dir() and theirs.parts[-len(ours.parts) :] == ours.parts)
-
-
-def shapes(path: Path) -> dict[str, list[int]]:
-    """The shape of each tensor in a safetensors file, from its header. UserError where it is none."""
-    try:
-        with path.open("rb") as file:
-            [length] = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, 100_000_000)))
-        return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, struct.error, LookupError, TypeError, AttributeError):
-        raise UserError(f"policy.start_from: {path.name} is no safetensors file: the adapter is damaged") from None

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import environments
+from addons.models import baselines
 from environments.base import Scenario
-from steps.analytics import baselines
 from steps.core.records import Reward, Trajectory, Turn, write_records
 from tests.conftest import ROOT, python
 from tests.conftest import run as command
@@ -134,7 +134,7 @@ def test_as_a_person_sees_it(tmp_path: Path) -> None:
     """The command itself, from the repository alone."""
     done = command(
         python(
-            "steps.analytics.baselines",
+            "addons.models.baselines",
             "--task",
             "multiplication",
             "tic_tac_toe",

@@ -1,0 +1,1 @@
+"""Judges beside the rule: weighted criteria, RULER, and comparisons of two policies."""

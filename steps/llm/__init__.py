@@ -1,1 +1,0 @@
-"""Asks models behind OpenAI-compatible servers."""
