@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import _common, _runs
 from benchmarks.judge import served
-from steps.core.records import OUTPUTS, Trajectory, read_records
+from steps.core.records import FIRST_OUTPUTS, Trajectory, read_records
 from steps.core.stats import counted
 
 HERE = Path(__file__).parent
@@ -70,7 +70,9 @@ def speed(folders: list[Path]) -> dict[str, float]:
         for turn in trajectory.turns
     )
     seconds = {
-        stage: sum(json.loads((path / "timings" / f"{OUTPUTS[stage]}.json").read_text())["seconds"] for path in folders)
+        stage: sum(
+            json.loads((path / "timings" / f"{FIRST_OUTPUTS[stage]}.json").read_text())["seconds"] for path in folders
+        )
         for stage in ("rollout", "update")
     }
     return {f"{stage}_tokens_per_second": round(tokens / spent) for stage, spent in seconds.items()}

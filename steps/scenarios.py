@@ -2,7 +2,7 @@
 
 Reads a task's data, writes scenarios/{train,val,test}.parquet. The same seed gives the same scenarios. The splits share no
 scenario, no source of answers, no opening and no wording: steps/data/contamination.py checks this, and writes its results to
-scenarios/contamination.json. scenarios/clusters.json has the group of alike ones that each is of (steps/registry/alike.py).
+scenarios/contamination.json. scenarios/clusters.json has the group of alike ones that each is of (steps/core/alike.py).
 """
 
 from __future__ import annotations

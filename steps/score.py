@@ -43,7 +43,7 @@ def score(
     import environments
     from environments.base import Scenario
     from steps.core.records import Trajectory, read_records, write_records
-    from steps.judging.judge import Batch, asked, judge_of
+    from steps.judging.judge import Batch, asked, kind_of
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import curriculum
 
@@ -57,7 +57,7 @@ def score(
         by["rule"] = [reward.model_copy(update={"success": None}) for reward in by["rule"]]
     spent = json.loads(previous_judge.read_text())["cost_so_far"] if previous_judge is not None else 0.0
     batch = Batch(env, by_id, played, by["rule"], settings, rubric, spent)
-    judges = {name: judge_of(name, batch) for name in asked(settings)}
+    judges = {name: kind_of(name)(batch) for name in asked(settings)}
     by |= {name: judge.rewards() for name, judge in judges.items()}
     answers = [answer for judge in judges.values() for answer in judge.answers]
     scored = [combine(parts, settings.judges.model_dump()) for parts in zip(*by.values(), strict=True)]

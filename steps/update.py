@@ -63,6 +63,7 @@ def update(
             "beginning; train again with policy.start_from or sft (.venv/bin/python -m flows.train), or take "
             "update.reference out"
         )
+    # With train.overlap the batch may be of an older adapter; where it is, the loss has the correction for that.
     older = behaviour if behaviour and adapter_hash(behaviour) != trainer.adapter_hash else None
     contract.check_adapter(batch, adapter_hash(older) if older else trainer.adapter_hash, older or previous)
     plan = planned(batch, judged, trainer.vocabulary, scenarios, params)
@@ -125,19 +126,19 @@ def planned(
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
 
     rows, quarantine = checked(batch, vocabulary)
-    bad = {name for names in quarantine.values() for name in names}
-    cut = {trajectory.id for trajectory in batch if contract.is_truncated(trajectory)} - bad
-    masked = cut if params.update.truncated_completions == "mask" else set()
-    taken = penalties(batch, cut, params.update)
+    quarantined = {name for names in quarantine.values() for name in names}
+    truncated = {trajectory.id for trajectory in batch if contract.is_truncated(trajectory)} - quarantined
+    masked = truncated if params.update.truncated_completions == "mask" else set()
+    deducted = penalties(batch, truncated, params.update)
     scores = [
-        None if trajectory.id in bad or (score := judged[trajectory.id].score) is None else score - penalty
-        for trajectory, penalty in zip(batch, taken, strict=True)
+        None if trajectory.id in quarantined or (score := judged[trajectory.id].score) is None else score - penalty
+        for trajectory, penalty in zip(batch, deducted, strict=True)
     ]
     groups = [trajectory.scenario_id for trajectory in batch]
     if params.update.multi_objective_aggregation == "normalize_then_sum":
         weighed = [
             {} if score is None else objectives(judged[trajectory.id], -penalty, params.score.judges)
-            for trajectory, score, penalty in zip(batch, scores, taken, strict=True)
+            for trajectory, score, penalty in zip(batch, scores, deducted, strict=True)
         ]
         parts = [{name: value for name, (value, _) in each.items()} or None for each in weighed]
         weights = {name: weight for each in weighed for name, (_, weight) in each.items()}
@@ -150,7 +151,7 @@ def planned(
         gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
     fates = {
         trajectory.id: fate(
-            trajectory.id in bad,
+            trajectory.id in quarantined,
             score,
             gain,
             trajectory.id in masked,
@@ -175,9 +176,9 @@ def planned(
     trained = sum(kind in TRAINED for kind in fates.values())
     metrics = grouped | {
         "trained": trained,
-        "quarantined": len(bad),
-        "without_signal": len(fates) - trained - len(bad),
-        "truncated": len(cut),
+        "quarantined": len(quarantined),
+        "without_signal": len(fates) - trained - len(quarantined),
+        "truncated": len(truncated),
         "rows": sum(len(rows[name]) for name, kind in fates.items() if kind in TRAINED),
         "zero_variance_groups": flat,
     }

@@ -221,7 +221,7 @@ class Pages:
     def analytics(self, request: Request, opened: OpenedRun) -> Response:
         """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis, skills
-        from steps.core.records import OUTPUTS
+        from steps.core.records import FIRST_OUTPUTS
         from steps.training.fates import FATES
 
         run = opened.choice.folder
@@ -247,7 +247,7 @@ class Pages:
             splits=charts.SPLITS,
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
             fates=FATES,
-            stages=list(OUTPUTS),
+            stages=list(FIRST_OUTPUTS),
         )
 
 

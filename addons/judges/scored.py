@@ -28,6 +28,8 @@ class ByCriteria(Judge):
 class ByRuler(Judge):
     """RULER's scores of each group; failed episodes are not shown to it."""
 
+    is_comparing = True
+
     def rewards(self) -> list[Reward]:
         batch, settings = self.batch, self.batch.score.ruler
         assert settings is not None

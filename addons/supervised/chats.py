@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from environments.base import Message
-from steps.core import parts
+from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.policy.chat import Chat

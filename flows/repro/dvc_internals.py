@@ -36,7 +36,7 @@ from flows.repro.process import run_process
 from steps.core.files import write_text
 from steps.project.lock import ENTRY, shared
 from steps.runner import death
-from steps.runner.stage import command, find, is_warm, parse
+from steps.runner.stage import find, is_warm, parse, run_shown
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> 
     return ENTRY.sub(place, text)
 
 
-# --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage anew, and no call
+# --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage, and no call
 # tells only which stages it would run (no issue is known).
 
 
@@ -247,7 +247,7 @@ class CommandFailed(StageCmdFailedError):
         self.code, self.text = code, text
 
 
-def run_command(executable: str, line: str, more: Mapping[str, str] | None = None, **options: Any) -> None:
+def run_stage_command(executable: str, line: str, more: Mapping[str, str] | None = None, **options: Any) -> None:
     """In place of `dvc.stage.run._run`: this process hands a stage over to the warm worker, as the stage's command would.
 
     What DVC records stays the same. All other commands run as processes of their own. `more`: variables of the worker beside
@@ -257,7 +257,7 @@ def run_command(executable: str, line: str, more: Mapping[str, str] | None = Non
     module = words[2] if words[:2] == ["steps/python", "-m"] else ""
     name, kills = module.rpartition(".")[2], death.oom_kills()
     if module.startswith("steps.") and is_warm():
-        code, text = command(module, name, parse(find(module, name), module, words[3:]), True, more)
+        code, text = run_shown(module, name, parse(find(module, name), module, words[3:]), True, more)
     else:
         code, text = run_process(run._make_cmd(executable, line), **options)
         text = text or death.cause(code, kills, name)

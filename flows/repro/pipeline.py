@@ -58,9 +58,12 @@ class Pipeline:
         self.lock_file = LockFile()
         self.turn = threading.Lock()
         self.own = threading.local()  # `variables`: of this thread's worker
-        self.parts, self.users = contextlib.ExitStack(), 0  # of DVC, that are replaced while a stage is under way
+        self.patches, self.patch_users = (
+            contextlib.ExitStack(),
+            0,
+        )  # parts of DVC are replaced while a stage is under way
         self.is_ended = False
-        self.say, self.code = say, frozenset[tuple[str, int]]()  # as of when the lists of code were made
+        self.say, self.listed = say, frozenset[tuple[str, int]]()  # `written` as of when the lists of code were made
         self.unchanged = frozenset[str]()  # by what `look` saw, until a stage may run
 
     def reproduce(self, stage: str, beside: bool = False) -> bool:
@@ -94,9 +97,9 @@ class Pipeline:
 
     def _list_code(self) -> None:
         """Write the lists of what each stage runs, where that may have changed since they were written."""
-        if (code := written(self.root)) != self.code:
+        if (code := written(self.root)) != self.listed:
             self._reproduce(CODE, beside=False)
-            self.code, self.unchanged = code, frozenset()
+            self.listed, self.unchanged = code, frozenset()
 
     def end_beside(self) -> None:
         """End the stage that runs beside at once, as one that did not run; none begins there any more."""
@@ -108,20 +111,20 @@ class Pipeline:
         """Inside, by both threads together, DVC uses the parts of flows/repro/dvc_internals.py."""
         from flows.repro.dvc_internals import forget_listings, replaced
 
-        if not self.users:
-            self.parts.enter_context(replaced(self.lock_file, self._run_command))
-        self.users += 1
+        if not self.patch_users:
+            self.patches.enter_context(replaced(self.lock_file, self._run_without_turn))
+        self.patch_users += 1
         try:
             yield
         finally:
-            self.users -= 1
-            if not self.users:
-                self.parts.close()
+            self.patch_users -= 1
+            if not self.patch_users:
+                self.patches.close()
                 forget_listings()
 
-    def _run_command(self, executable: str, line: str, **options: Any) -> None:
+    def _run_without_turn(self, executable: str, line: str, **options: Any) -> None:
         """Run a stage's command; the other thread may have DVC meanwhile."""
-        from flows.repro.dvc_internals import run_command
+        from flows.repro.dvc_internals import run_stage_command
 
         if self.say and self.own.stage != CODE:
             if sentence := why_again(next(iter(self.repos.values())), self.own.stage):
@@ -129,7 +132,7 @@ class Pipeline:
             self.say = None
         self.turn.release()
         try:
-            run_command(executable, line, self.own.variables, **options)
+            run_stage_command(executable, line, self.own.variables, **options)
         finally:
             self.turn.acquire()
 

@@ -38,7 +38,7 @@ from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.ports import every
-from steps.core.records import OUTPUTS
+from steps.core.records import FIRST_OUTPUTS
 from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
@@ -161,7 +161,8 @@ def was_interrupted(problem: BaseException) -> bool:
 
 
 def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> None:
-    """The base policy's validation, and the choice of the way from there, which may add a section to params.yaml."""
+    """The base policy's validation, and the choice of the way from there, which may add a section to params.yaml. To choose,
+    iteration 001 may be sampled and scored here, which DVC then skips as up to date."""
     write_chain(params, 1, 1)
     for name in params.tasks or ():
         run(f"mix@{name}")
@@ -300,7 +301,7 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     ran, waited = {}, dict[str, float]()
     if ahead.futures:
         ran["rollout"], waited["rollout"] = ahead.result(iteration)
-    ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in OUTPUTS if stage not in ran}
+    ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in FIRST_OUTPUTS if stage not in ran}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration) | waited  # of a rollout that ran ahead only what it kept this iteration waiting
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before

@@ -22,7 +22,7 @@ from steps.core.parquet import DAMAGE, read_columns, unreadable
 
 R = TypeVar("R", bound=BaseModel)
 # The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
-OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
+FIRST_OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
 PAIRS = "pairs.jsonl"  # of an evaluation that a judge compared: one Pair for each scenario, in their order
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 

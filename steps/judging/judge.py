@@ -30,6 +30,7 @@ class Batch(NamedTuple):
 class Judge(ABC):
     """A judge of one batch."""
 
+    is_comparing = False  # whether its scores compare the attempts of one batch, so that their level says nothing
     answers: Sequence[Judgement] = ()  # of a model, which judgements.jsonl keeps
 
     def __init__(self, batch: Batch) -> None:
@@ -53,7 +54,7 @@ def asked(score: Score) -> list[str]:
     return [name for name, weight in score.judges.model_dump().items() if weight and name != "rule"]
 
 
-def judge_of(name: str, batch: Batch) -> Judge:
+def kind_of(name: str) -> type[Judge]:
     """The judge of this name. UserError where no add-on brings it."""
-    judge: Judge = bring("judge", name, "score.judges")(batch)
-    return judge
+    kind: type[Judge] = bring("judge", name, "score.judges")
+    return kind

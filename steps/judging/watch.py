@@ -35,12 +35,13 @@ from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
 from steps.core.files import json_lines
 from steps.core.records import PAIRS, Pair, Record, Reward, Trajectory, read_records
+from steps.judging.judge import Batch, asked, kind_of
 from steps.registry import paired
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from environments.base import Env, Scenario
+    from environments.base import Env
     from steps.core.params import Params
 
 SUCCESS, HELD_OUT = "success", "what the held-out judge prefers"
@@ -174,28 +175,23 @@ def read_point(run: Path, iteration: int, params: Params, env: type[Env], cluste
         scores = {pair.scenario_id: pair.score for pair in map(Pair.model_validate_json, lines)}
         truths[HELD_OUT] = np.array([scores[reward.scenario_id] for reward in rewards])
     proxy_N = None
-    weights = params.score.judges
-    if not weights.ruler and summary.judged is None:
-        proxy_N = weights.rule * np.array([np.nan if reward.score is None else reward.score for reward in rewards])
-        if weights.criteria:
-            scenarios = read_records(Scenario, run / "scenarios/val.parquet")
-            played = read_records(Trajectory, folder / "trajectories.parquet")
-            proxy_N = proxy_N + weights.criteria * criteria_scores(env, scenarios, played, params)
+    judges = {name: kind_of(name) for name in asked(params.score)}
+    if summary.judged is None and not any(kind.is_comparing for kind in judges.values()):
+        proxy_N = params.score.judges.rule * scores_of(rewards)
+        scenarios = {each.id: each for each in read_records(Scenario, run / "scenarios/val.parquet")} if judges else {}
+        played = read_records(Trajectory, folder / "trajectories.parquet") if judges else []
+        batch = Batch(env, scenarios, played, rewards, params.score)
+        for name, kind in judges.items():
+            proxy_N = proxy_N + getattr(params.score.judges, name) * scores_of(kind(batch).rewards())
     names = [clusters[reward.scenario_id] for reward in rewards]
     return Point(iteration, proxy_N, truths, [reward.trajectory_id for reward in rewards], paired.numbered(names))
 
 
-def criteria_scores(
-    env: type[Env], scenarios: Sequence[Scenario], played: Sequence[Trajectory], params: Params
-) -> np.ndarray:
-    """The weighted criteria of each attempt, [N]; NaN where it failed."""
+def scores_of(rewards: Sequence[Reward]) -> np.ndarray:
+    """The score of each attempt, [N]; NaN where it failed."""
     import numpy as np
 
-    from steps.judging.judge import Batch, judge_of
-
-    batch = Batch(env, {scenario.id: scenario for scenario in scenarios}, played, [], params.score)
-    scores = [reward.score for reward in judge_of("criteria", batch).rewards()]
-    return np.array([np.nan if score is None else score for score in scores])
+    return np.array([np.nan if reward.score is None else reward.score for reward in rewards])
 
 
 class Watch:

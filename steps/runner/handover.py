@@ -9,7 +9,7 @@ variables of its own, of which `LANE` is in the socket's name. One JSON request 
 each iteration runs four stages.
 
 Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
-steps/ and environments/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
+steps/, environments/ and addons/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
 """
 
 from __future__ import annotations

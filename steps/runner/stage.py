@@ -90,7 +90,7 @@ def main(function: Callable, warm: bool = True) -> None:
     warm = warm and is_warm()
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
-        code, _ = command(module, function.__name__, arguments, warm)
+        code, _ = run_shown(module, function.__name__, arguments, warm)
     except KeyboardInterrupt:
         code = 130
     if warm:
@@ -104,7 +104,7 @@ def is_warm() -> bool:
     return os.environ.get("FLYWHEEL_WORKER") != "off"
 
 
-def command(
+def run_shown(
     module: str, name: str, arguments: dict, warm: bool, more: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
     """Run a stage for a person or a flow: show its progress, and explain an error. The exit code and the explanation.

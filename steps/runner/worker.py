@@ -4,8 +4,8 @@ The first stage's command starts it (steps/runner/handover.py), or `make train` 
 meanwhile; `python -m steps.runner.worker` starts one by hand, to show its output. It ends after FLYWHEEL_IDLE_SECONDS (120)
 without work, on SIGTERM, or when the code or the environment differs from what it started with. If the client of the running
 stage goes away, the process ends at once, because the stage may be in a C++ loop that nothing else interrupts. It runs only
-functions of steps.* and environments.*, and only for the user who started it; `make train` also names a module that it
-imports first.
+functions of steps.*, environments.* and addons.*, and only for the user who started it; `make train` also names a module
+that it imports first.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.ports import every
 from steps.core.progress import say
-from steps.core.records import OUTPUTS
+from steps.core.records import FIRST_OUTPUTS
 from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import origins, read_chain
@@ -105,7 +105,7 @@ class MlflowTracker:
             if self.stopped:
                 return None
             lock = read_lock(self.root)
-            names = [f"{stage}@{number}" for stage in OUTPUTS]
+            names = [f"{stage}@{number}" for stage in FIRST_OUTPUTS]
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.log_message(f"iteration {number} is not logged: {reason}")
                 return None
@@ -212,7 +212,7 @@ class MlflowTracker:
         """Find or create the parent run, once; returns why that cannot be done, if so."""
         if self.parent:
             return None
-        lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in OUTPUTS]
+        lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in FIRST_OUTPUTS]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
         outputs = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}

@@ -1,7 +1,8 @@
 """What becomes of each trajectory in an update, and of each sampled token: learnt from, or why not. Each has one fate.
 
-A trajectory without a signal pushes the policy nowhere. It still counts in the averages of the loss, and for the KL to the
-base policy unless it is masked, as in TRL; with update.without_signal: drop it does not. A quarantined one counts nowhere.
+A trajectory without a signal has no advantage: no reward pushes the policy by it. As in TRL it still counts in the averages
+of the loss, and with update.beta above 0 the KL to the base policy still has its gradient there, unless it is masked; with
+update.without_signal: drop it does neither. A quarantined one counts nowhere.
 
 The stage update decides it and writes it to fates.json as {trajectory id: fate}, in the order of the batch;
 steps/analytics/waste.py sums the sampled tokens by it. A token has the fate of its trajectory, but for those of trajectories

@@ -68,18 +68,18 @@ class Trainer(Trained):
         check_schedule(settings, self.steps + planned)
         self.set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
-        sampler = SamplerCheck()
+        sampler_check = SamplerCheck()
         correction = Correction(settings) if settings.vllm_importance_sampling_correction else None
         loss = TrlLoss(settings, self.model, temperature, self.policy.context, correction)
         common: dict[str, float] = {}  # metrics that are the same in every process
         if behaviour:  # that it sampled the batch is checked on a trajectory of each group
             with adapter_of(self.model, behaviour):
-                self._sample(examples, frozenset(), settings, temperature, seed, sampler)
-        checks = [] if behaviour else [sampler.add]  # those of what is computed before a weight changes
+                self._spot_check(examples, frozenset(), settings, temperature, seed, sampler_check)
+        checks = [] if behaviour else [sampler_check.add]  # those of what is computed before a weight changes
         if correction:
             self._correct(correction, steps[1:], temperature, checks)
         else:
-            self._sample(examples, steps[0].groups, settings, temperature, seed, sampler)
+            self._spot_check(examples, steps[0].groups, settings, temperature, seed, sampler_check)
         measured, norms = Meter(), 0.0
         bonus = entropy.EntropyBonus(settings, self.entropy)
         trust, divergence = TrustRegion(self.weights, settings.max_kl), None
@@ -89,8 +89,8 @@ class Trainer(Trained):
             gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, meters)
             gradient()
             if not number:  # no weight has changed yet
-                whole = [added(values) for values in zip(*gathered(sampler.sums), strict=True)]
-                common |= sampler.check(whole, settings.sampler_limit(self.layers), temperature)
+                whole = [added(values) for values in zip(*gathered(sampler_check.sums), strict=True)]
+                common |= sampler_check.check(whole, settings.sampler_limit(self.layers), temperature)
             divergence = trust.take() if trust.limit else None
             if number:
                 divergence = trust.hold(divergence, gradient, number / planned)
@@ -181,16 +181,16 @@ class Trainer(Trained):
         more: dict[str, Any] = {} if routed is None else {"routed": routed}
         return packing.token_logps(self.model, packed, temperature, **more)
 
-    def _sample(
+    def _spot_check(
         self,
         examples: Sequence[Example],
         first: frozenset[str],
         settings: Update,
         temperature: float,
         seed: int,
-        sampler: SamplerCheck,
+        sampler_check: SamplerCheck,
     ) -> None:
-        """Add to `sampler` one trajectory of each group with a gradient that is not in the first step (`first`): the
+        """Add to `sampler_check` one trajectory of each group with a gradient that is not in the first step (`first`): the
         logprobs of those cost nothing extra."""
         import torch
 
@@ -200,7 +200,7 @@ class Trainer(Trained):
         with torch.no_grad():
             batches = self._share(sorted(chosen, key=lambda example: example.ids), settings, 0)
             for batch, packed in self._packed(batches):
-                sampler.add(*packing.token_logps(self.model, packed, temperature), batch)
+                sampler_check.add(*packing.token_logps(self.model, packed, temperature), batch)
 
     def _look(self, step: OptimizerStep, temperature: float, trust: TrustRegion) -> None:
         """Add to `trust` the trajectories of an optimiser step, at the present weights."""

@@ -10,7 +10,7 @@ Linear layers see [1, U, width] and need no change; a model's attention is repla
 AttentionInterface: FlexAttention on a GPU (steps/training/flex.py), and elsewhere calls of torch's attention on the keys
 that are gathered for stretches of rows. Logits are computed for sampled tokens only, block by block, and never kept.
 
-Shapes: B trajectories of one row or more, S sampled tokens of the longest, N unique sampled tokens, V vocabulary, W width,
+Shapes: B trajectories of one row or more, S sampled tokens of the longest, U unique sampled tokens, V vocabulary, W width,
 H heads, D head size.
 """
 

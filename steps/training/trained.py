@@ -216,7 +216,10 @@ class Trained:
         return batch | {"examples": [], "num_items_in_batch": nothing.sum(), "tokens": 0.0}
 
     def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
-        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass."""
+        """A micro-batch under TRL's names, with sampled tokens only; `total`: sampled tokens of the whole pass.
+
+        The ids have a shape alone, since the forward pass has its own. `old_per_token_logps` are the sampler's until a
+        Correction brings the trainer's."""
         import torch
 
         _, device = self.place

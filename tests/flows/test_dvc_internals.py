@@ -86,7 +86,7 @@ def test_dvc_is_itself_again_afterwards() -> None:
         ]
 
     originals = parts()
-    with dvc_internals.replaced(LockFile(), dvc_internals.run_command):
+    with dvc_internals.replaced(LockFile(), dvc_internals.run_stage_command):
         assert not set(originals) & set(parts())
     assert parts() == originals
 
@@ -282,7 +282,7 @@ def test_a_command_that_is_killed_says_by_what(repository: Path) -> None:
 def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
     (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
     for _ in range(2):
-        with dvc_internals.replaced(LockFile(), dvc_internals.run_command):
+        with dvc_internals.replaced(LockFile(), dvc_internals.run_stage_command):
             by_stock(repository, force=True)
     entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
     assert len(entries) == 3

@@ -32,7 +32,7 @@ from addons.production.traces.records import (
     unknown_fields,
 )
 from environments.kit.http_client import Client
-from steps.core.parts import decoded
+from steps.core.message_parts import decoded
 
 PRODUCER = "langfuse"
 OBSERVATIONS, SCORES = "/api/public/v2/observations", "/api/public/v3/scores"

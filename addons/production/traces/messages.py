@@ -2,8 +2,8 @@
 "name"?, "reasoning"?}, and the definitions of tools as OpenAI's chat completions have them.
 
 Read are requests and responses of OpenAI's chat completions and Responses, Anthropic's messages, Gemini, Bedrock, Ollama,
-LangChain and Vercel's AI SDK, whole or as the list of messages in them; steps/core/parts.py reads one message. What is
-none of these is a ValueError with its reason: it never becomes somebody's words.
+LangChain and Vercel's AI SDK, whole or as the list of messages in them; steps/core/message_parts.py reads one message. What
+is none of these is a ValueError with its reason: it never becomes somebody's words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.core.parts import (
+from steps.core.message_parts import (
     CALLS,
     REASONING,
     RESULTS,

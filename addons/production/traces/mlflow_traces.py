@@ -28,7 +28,7 @@ from addons.production.traces.records import (
     unknown_fields,
 )
 from steps.core.errors import UserError
-from steps.core.parts import decoded
+from steps.core.message_parts import decoded
 from steps.project.store import address, connect, explained
 
 PRODUCER = "mlflow"

@@ -20,7 +20,7 @@ from addons.production.traces.opinions import Scales, consents, moment, score_of
 from addons.production.traces.otlp import Event, Span, documents, logs_in, spans_in
 from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, not_kept
 from environments.base import Message
-from steps.core.parts import decoded, with_names
+from steps.core.message_parts import decoded, with_names
 
 PRODUCER = "otel"
 SESSIONS = (

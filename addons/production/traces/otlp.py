@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from addons.production.traces.opinions import moment
-from steps.core.parts import first_of
+from steps.core.message_parts import first_of
 
 HEX = re.compile(r"(?:[0-9a-fA-F]{16}){1,2}")
 SPANS = ("resourceSpans", "resource_spans", "batches")

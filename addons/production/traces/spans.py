@@ -20,7 +20,7 @@ from typing import Any
 from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
 from addons.production.traces.otlp import Event
 from environments.base import Message
-from steps.core.parts import decoded, whole, with_names
+from steps.core.message_parts import decoded, whole, with_names
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools
 KINDS: dict[str, dict[str, str]] = {  # an attribute -> its values of calls, and of what stands around calls

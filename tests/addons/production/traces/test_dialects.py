@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel
 from addons.production.traces.records import Conversation, Unreadable
 from addons.production.traces.spans import REDACTED
-from steps.core.parts import is_cut_off, unpacked
+from steps.core.message_parts import is_cut_off, unpacked
 
 Row = dict[str, Any]
 LIKE_JSON = [
