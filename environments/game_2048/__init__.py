@@ -154,10 +154,7 @@ class Game2048(Env):
             "seed": number,
             **{key: data[key] for key in ("size", "target", "opening", "max_moves", "reward", "weights")},
         }
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": show(cls.opening(data, number))},
-        ]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": show(cls.opening(data, number))}]
         return Scenario.make(cls.task, split, messages, hidden)
 
     @tool
