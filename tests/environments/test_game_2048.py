@@ -16,7 +16,7 @@ import pytest
 import environments
 from environments.base import Message, Scenario, Split, is_error, use, words
 from environments.game_2048 import Game2048, read_board, score_of
-from environments.game_2048.board import (
+from environments.game_2048.rules import (
     DIRECTIONS,
     Board,
     Direction,
