@@ -10,15 +10,15 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 27_600,
-    "modules that the main job reaches": 178,
-    "lines of the product": 71_250,
-    "modules of the product": 471,
-    "lines of environments, steps and flows": 45_900,
+    "lines that the main job reaches": 27_700,
+    "modules that the main job reaches": 184,
+    "lines of the product": 71_400,
+    "modules of the product": 488,
+    "lines of environments, steps and flows": 46_000,
     "settings": 188,
     "lines of dvc.yaml": 167,
-    "functions with more than 8 arguments": 1,  # a forward pass, whose arguments are transformers' own
-    "files over 350 lines": 19,
+    "functions with more than 8 arguments": 0,
+    "files over 350 lines": 4,
     "imports of an add-on by the core": 0,
 }
 
