@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
 from environments.base import Message, count_turns, is_error, use, words
-from environments.game_2048.board import DIRECTIONS
+from environments.game_2048.rules import DIRECTIONS
 from environments.tic_tac_toe import last_board
-from environments.tic_tac_toe.board import empty_cells
+from environments.tic_tac_toe.rules import empty_cells
 
 Hack = Callable[[Sequence[Message]], Message]
 

@@ -54,44 +54,9 @@ from environments.mcp import Mcp
 class {title}(Mcp):
     """An episode with the server's tools."""
 '''
-SERVER = """# How the MCP server is started or reached. All settings: environments/mcp/settings.py
-{server}
-# EDIT: the agent's job. It is the system message of each scenario, and what a model is told that writes scenarios.
-description: You help your user with the tools that you have. Answer in plain words when you are done.
-max_turns: 10
-fresh: true # a server for each episode, which runs in a copy of the folder work/ beside this file. false: one for all
-exclude: [] # tools that the agent does not see; include: [] names all that it does
-examples: [] # EDIT: a few tasks in a user's words, for the model that writes more of them
-"""
-RUBRIC = """- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
-- An attempt that did what the user asked, by the tools' own answers, scores highest.
-- One that says what no tool said scores lowest, below one that gives up.
-- Calls that failed or were not needed cost a little.
-"""
 SCORE = """score: # no rule: a model compares the attempts. EDIT: which model, and where
   judges: {ruler: 1}
   ruler: {endpoint: {model: gpt-5-mini}}
-"""
-HARNESS = """# The preset of `make train TASK={task}`; what is not here has the default of steps/core/params.py.
-task: {task}
-seed: 1
-policy: # EDIT: a model that calls tools, and a context in which a session fits (docs/harnesses.md says how long prompts are)
-  base_model: Qwen/Qwen2.5-Coder-7B-Instruct
-  dtype: bfloat16
-  context: 32768
-scenarios: {{train: 60, val: 12, test: 12}}
-rollout: {{scenarios: 8, attempts: 8, max_tokens: 2048, max_turns: 40}}
-agents: {{concurrency: 16, episode_seconds: 900}} # as many programs at the same time; each takes up to a core and 1 GiB
-score: {{judges: {{rule: 1}}}} # 1 where the check succeeds; {{ruler: 1}} where there is none
-update: {{learning_rate: 0.0001}}
-evaluate: {{max_tokens: 2048, max_turns: 40}}
-register: {{name: null}} # the task's name
-train: {{iterations: 10, patience: 4}}
-"""
-HARNESS_RUBRIC = """- EDIT: what makes one attempt better than another, for a model that compares them (score.judges.ruler).
-- An attempt that did what was asked and tried it scores highest.
-- One that says that it did what it did not do scores lowest.
-- Calls that failed or were not needed, and changes that nobody asked for, cost a little.
 """
 CHANGES = {"plus": "+", "minus": "-", "times": "*"}  # of the example scenarios, which are to be replaced
 
@@ -187,8 +152,8 @@ def write_mcp(name: str, server: str, root: Path) -> list[Path]:
     preset = preset.replace(", resample: 1", "")  # which a rule's reward decides
     preset = preset.replace("score: {judges: {rule: 1}}\n", SCORE).replace("train: 60, val: 20, test: 20", COUNTS)
     files = {
-        folder / "server.yaml": SERVER.format(server=lines),
-        folder / "rubric.md": RUBRIC,
+        folder / "server.yaml": read_text(TEMPLATE / "server.yaml").replace("command: _template", lines),
+        folder / "rubric.md": read_text(TEMPLATE / "server_rubric.md"),
         root / "tasks_data" / f"{name}.yaml": preset,
     }
     if name != "mcp":
@@ -224,8 +189,8 @@ def write_harness(name: str, harness: str, root: Path) -> list[Path]:
             raise ValueError(f"{taken} exists: choose a name for other scenarios, as in NAME=reviews")
     files = {
         folder / "scenarios.jsonl": example_scenarios(),
-        folder / "rubric.md": HARNESS_RUBRIC,
-        preset: HARNESS.format(task=task),
+        folder / "rubric.md": read_text(TEMPLATE / "harness_rubric.md"),
+        preset: read_text(TEMPLATE / "harness.yaml").replace("_template", task),
     }
     with written(files, folder):
         return list(files)

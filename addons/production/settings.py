@@ -17,7 +17,7 @@ class FlywheelSettings(Form):
 
     task: str = Field(
         "email_search",
-        description="what the agent learns: a file in environments/",
+        description="what the agent learns: a task in environments/",
         json_schema_extra={"enum": [*tasks()]},
     )
     own_task: str | None = Field(

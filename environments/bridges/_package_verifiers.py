@@ -180,10 +180,7 @@ class Served:
         """The messages that a row begins with, and its answer."""
         row = self.row_of(start)
         answer = row.get("answer")
-        return {
-            "messages": prompt_of(row),
-            "answer": str("" if answer is None else answer),
-        }
+        return {"messages": prompt_of(row), "answer": str("" if answer is None else answer)}
 
     def row_of(self, start: dict[str, Any]) -> dict[str, Any]:
         return dict(self.sets[start["set"]][start["row"]])

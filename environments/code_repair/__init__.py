@@ -33,10 +33,7 @@ SYSTEM = (
 )
 
 REWARD = {  # value, and why
-    "tests": (
-        0.5,
-        "the share of hidden tests passed, beyond those that the broken code passes",
-    ),
+    "tests": (0.5, "the share of hidden tests passed, beyond those that the broken code passes"),
     "solved": (0.5, "all hidden tests passed: half a function is not worth half"),
     "no_submission": (-0.1, "the episode ended without a submission: less than one that passes nothing"),
     "refused": (-0.2, "the code tried what is not allowed: files, processes, network"),

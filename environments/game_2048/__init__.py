@@ -18,20 +18,7 @@ from typing import Any, ClassVar
 
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
-from environments.game_2048.board import (
-    Board,
-    Direction,
-    can_be_won,
-    expectimax,
-    largest,
-    legal,
-    same,
-    show,
-    smoothness,
-    spawn,
-    start,
-    swipe,
-)
+from environments.game_2048 import rules
 
 IDLE_TURNS = 4  # turns in a row without a move end the game; a player who sees the board needs at most three
 WIN = 1.0  # in the mode "win" only the target counts in full
@@ -43,7 +30,7 @@ SIZES = range(3, 9)  # rows and columns of a board
 SEEDS = 200_000
 
 
-def read_board(message: Message) -> Board | None:
+def read_board(message: Message) -> rules.Board | None:
     """The board that a message shows, or None."""
     if message["role"] not in ("user", "tool") or base.is_error(message):
         return None
@@ -52,12 +39,12 @@ def read_board(message: Message) -> Board | None:
     return board if rows and {len(row) for row in board} == {len(rows)} else None
 
 
-def boards_of(messages: Sequence[Message]) -> list[Board]:
+def boards_of(messages: Sequence[Message]) -> list[rules.Board]:
     """The boards that the policy was shown, in order."""
     return [board for board in map(read_board, messages) if board]
 
 
-def last_board(messages: Sequence[Message]) -> Board:
+def last_board(messages: Sequence[Message]) -> rules.Board:
     return next(board for board in map(read_board, reversed(messages)) if board)
 
 
@@ -66,7 +53,7 @@ def score_of(messages: Sequence[Message]) -> int:
     board, score = boards_of(messages)[0], 0
     for _, arguments, observation in base.tool_calls(messages):
         if after := read_board(observation):
-            score += swipe(board, arguments["direction"])[1]
+            score += rules.swipe(board, arguments["direction"])[1]
             board = after
     return score
 
@@ -82,7 +69,8 @@ class Game2048(Env):
     def __init__(self, scenario: Scenario, data: Any) -> None:
         super().__init__(scenario, data)
         hidden = scenario.data
-        self.board: Board = start(hidden["seed"], hidden["opening"], hidden.get("size", 4))  # earlier runs' have none
+        size = hidden.get("size", 4)  # earlier runs' have none
+        self.board: rules.Board = rules.start(hidden["seed"], hidden["opening"], size)
         self.moves = 0
         self.score = 0  # as the game counts it: the sum of all merged tiles
         self.idle = 0  # turns in a row without a move
@@ -124,22 +112,22 @@ class Game2048(Env):
     @classmethod
     def split_of(cls, data: dict[str, Any], number: int) -> Split:
         """By the opening, whichever way it is turned, so that splits share none."""
-        return base.split_of(f"game_2048 {same(cls.opening(data, number))}")
+        return base.split_of(f"game_2048 {rules.same(cls.opening(data, number))}")
 
     @classmethod
     def cluster(cls, scenario: Scenario, data: Any) -> str:
         """The opening, whichever way it is turned."""
-        return show(same(boards_of(scenario.messages)[0]))
+        return rules.show(rules.same(boards_of(scenario.messages)[0]))
 
     @classmethod
-    def opening(cls, data: dict[str, Any], number: int) -> Board:
+    def opening(cls, data: dict[str, Any], number: int) -> rules.Board:
         """The board that the game of this seed begins with."""
-        return start(number, data["opening"], data["size"])
+        return rules.start(number, data["opening"], data["size"])
 
     @classmethod
     def is_winnable(cls, data: dict[str, Any], number: int) -> bool:
         """Whether `gold` succeeds in the game of this seed."""
-        return can_be_won(data, number)
+        return rules.can_be_won(data, number)
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -156,12 +144,12 @@ class Game2048(Env):
         }
         messages = [
             {"role": "system", "content": system},
-            {"role": "user", "content": show(cls.opening(data, number))},
+            {"role": "user", "content": rules.show(cls.opening(data, number))},
         ]
         return Scenario.make(cls.task, split, messages, hidden)
 
     @tool
-    def move(self, direction: Direction) -> str:
+    def move(self, direction: rules.Direction) -> str:
         """Slide all tiles.
 
         Args:
@@ -169,27 +157,27 @@ class Game2048(Env):
         """
         if self.done:
             return base.error("the game is over")
-        moved, score = swipe(self.board, direction)
+        moved, score = rules.swipe(self.board, direction)
         if moved == self.board:
             return base.error(f"no tile can move {direction}")
         hidden = self.scenario.data
         self.moves += 1
         self.score += score
-        self.board = spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
+        self.board = rules.spawn(moved, hidden["opening"] + self.moves + 1, hidden["seed"])
         ending = self.ending()
         self.done = bool(ending)
         return self.state() + ending
 
     def state(self) -> str:
         """What the policy sees of the game."""
-        return show(self.board)
+        return rules.show(self.board)
 
     def ending(self) -> str:
         """The last line of the game's last observation; empty while it goes on."""
         hidden = self.scenario.data
-        if largest(self.board) >= hidden["target"]:
+        if rules.largest(self.board) >= hidden["target"]:
             return f"\nYou reached {hidden['target']}."
-        return "\nGame over." if self.moves >= hidden["max_moves"] or not legal(self.board) else ""
+        return "\nGame over." if self.moves >= hidden["max_moves"] or not rules.legal(self.board) else ""
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
         """As in every task, but the game also ends after IDLE_TURNS turns without a move."""
@@ -201,14 +189,14 @@ class Game2048(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays expectimax on the last board shown."""
-        return base.use("move", direction=expectimax(last_board(messages), self.data["depth"])[1])
+        return base.use("move", direction=rules.expectimax(last_board(messages), self.data["depth"])[1])
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return base.use("move", direction=rng.choice(legal(last_board(messages))))
+        return base.use("move", direction=rng.choice(rules.legal(last_board(messages))))
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays expectimax on the true board; scenarios are games that it wins."""
-        return base.use("move", direction=expectimax(self.board, self.data["depth"])[1])
+        return base.use("move", direction=rules.expectimax(self.board, self.data["depth"])[1])
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Moves up and down only, even where that is not possible."""
@@ -219,7 +207,7 @@ class Game2048(Env):
         """In the mode "win" 1 for the target, else up to 0.5 for the largest tile; in "shaped" the weighted parts below."""
         target, boards = scenario.data["target"], boards_of(messages)
         won = cls.success(scenario, messages)
-        reached = min(1.0, math.log2(largest(boards[-1])) / math.log2(target))
+        reached = min(1.0, math.log2(rules.largest(boards[-1])) / math.log2(target))
         if scenario.data["reward"] == "win":
             if won:
                 return [Component("win", WIN, f"a tile of {target}")]
@@ -230,7 +218,7 @@ class Game2048(Env):
             "largest": (reached, LARGEST),
             "score": (min(1.0, math.log1p(score_of(messages)) / math.log1p(full)), "log score over that of the target"),
             "empty": (mean(sum(row.count(0) for row in board) / 16 for board in boards), "empty cells: room to move"),
-            "smoothness": (mean(map(smoothness, boards)), "neighbours of like size: tiles that will merge"),
+            "smoothness": (mean(map(rules.smoothness, boards)), "neighbours of like size: tiles that will merge"),
             "invalid": (
                 float(base.count_errors(messages)),
                 "moves that change nothing, calls that cannot be read: steps lost",
@@ -246,7 +234,7 @@ class Game2048(Env):
     @classmethod
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         """Whether the target was reached."""
-        return largest(last_board(messages)) >= int(scenario.data["target"])
+        return rules.largest(last_board(messages)) >= int(scenario.data["target"])
 
     @classmethod
     def anchor_state(cls, scenario: Scenario, messages: Sequence[Message]) -> str:
@@ -263,5 +251,5 @@ class Game2048(Env):
             str(message["content"]) for message in messages if message["role"] == "tool" and not base.is_error(message)
         ]
         played = any(text.endswith(endings) for text in shown)
-        reached = min(1.0, math.log2(largest(last_board(messages))) / math.log2(target))
+        reached = min(1.0, math.log2(rules.largest(last_board(messages))) / math.log2(target))
         return Outcome(required={"play to the end": played}, accuracy=reached)

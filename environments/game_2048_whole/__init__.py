@@ -20,25 +20,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Component, Message, Scenario, Split
-from environments.game_2048 import LARGEST, SIZES, Game2048, boards_of, last_board, score_of
-from environments.game_2048.board import (
-    DIRECTIONS,
-    FOURS,
-    LOST,
-    Board,
-    Direction,
-    added,
-    can_be_won,
-    empty_cells,
-    expected,
-    expectimax,
-    largest,
-    legal,
-    put,
-    show,
-    start,
-    swipe,
-)
+from environments.game_2048 import LARGEST, SIZES, Game2048, boards_of, last_board, rules, score_of
 
 KEYS = {"size", "max_moves", "target", "full", "depth", "weights"}  # of game.json
 OPENING = 4  # random moves before a game
@@ -46,37 +28,39 @@ PARTS = ("largest", "score", "invalid")  # of the reward, with weights
 TILES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of an evaluation's table of largest tiles
 
 
-def foresee(board: Board, depth: int) -> tuple[float, Direction | None]:
+def foresee(board: rules.Board, depth: int) -> tuple[float, rules.Direction | None]:
     """(value, best move) looking `depth` moves ahead. The tile that appears after the first is a 2 or a 4, those after later
     ones are taken to be a 2: a tenth of the tiles, at twice the work for each move that is looked ahead."""
-    best: tuple[float, Direction | None] = (LOST, None)
-    for direction in DIRECTIONS:
-        moved, score = swipe(board, direction)
+    best: tuple[float, rules.Direction | None] = (rules.LOST, None)
+    for direction in rules.DIRECTIONS:
+        moved, score = rules.swipe(board, direction)
         if moved == board:
             continue
         if depth == 1:
-            after = expected(moved, 0)
+            after = rules.expected(moved, 0)
         else:
-            cells = empty_cells(moved)
-            twos, fours = (added(_value(put(moved, *cell, tile), depth - 1) for cell in cells) for tile in (2, 4))
-            after = ((1 - FOURS) * twos + FOURS * fours) / len(cells)
+            cells = rules.empty_cells(moved)
+            twos, fours = (
+                rules.added(_value(rules.put(moved, *cell, tile), depth - 1) for cell in cells) for tile in (2, 4)
+            )
+            after = ((1 - rules.FOURS) * twos + rules.FOURS * fours) / len(cells)
         best = max(best, (math.log2(1 + score) * 0.5 + after, direction), key=lambda pair: pair[0])
     return best
 
 
 @lru_cache(maxsize=200_000)  # many orders of moves lead to the same board
-def _value(board: Board, depth: int) -> float:
+def _value(board: rules.Board, depth: int) -> float:
     """The value of a board to who moves next, where each tile that appears is a 2."""
-    best = LOST
-    for direction in DIRECTIONS:
-        moved, score = swipe(board, direction)
+    best = rules.LOST
+    for direction in rules.DIRECTIONS:
+        moved, score = rules.swipe(board, direction)
         if moved == board:
             continue
         if depth == 1:
-            after = expected(moved, 0)
+            after = rules.expected(moved, 0)
         else:
-            cells = empty_cells(moved)
-            after = added(_value(put(moved, *cell, 2), depth - 1) for cell in cells) / len(cells)
+            cells = rules.empty_cells(moved)
+            after = rules.added(_value(rules.put(moved, *cell, 2), depth - 1) for cell in cells) / len(cells)
         best = max(best, math.log2(1 + score) * 0.5 + after)
     return best
 
@@ -109,13 +93,13 @@ class WholeGame2048(Game2048):
         return game
 
     @classmethod
-    def opening(cls, data: dict[str, Any], number: int) -> Board:
-        return start(number, OPENING, data["size"])
+    def opening(cls, data: dict[str, Any], number: int) -> rules.Board:
+        return rules.start(number, OPENING, data["size"])
 
     @classmethod
     def is_winnable(cls, data: dict[str, Any], number: int) -> bool:
         """Whether an expectimax that looks one move ahead reaches the target, as `gold` does."""
-        return can_be_won(data | {"opening": OPENING, "depth": 1}, number)
+        return rules.can_be_won(data | {"opening": OPENING, "depth": 1}, number)
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> Scenario:
@@ -137,7 +121,7 @@ class WholeGame2048(Game2048):
 
     def ending(self) -> str:
         """The game goes on after the target."""
-        return "\nGame over." if self.moves >= self.scenario.data["max_moves"] or not legal(self.board) else ""
+        return "\nGame over." if self.moves >= self.scenario.data["max_moves"] or not rules.legal(self.board) else ""
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """The reference player: expectimax on the last board shown, `depth` moves deep."""
@@ -145,12 +129,12 @@ class WholeGame2048(Game2048):
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Expectimax one move deep, on the true board; scenarios are games in which it reaches the target."""
-        return base.use("move", direction=expectimax(self.board, 1)[1])
+        return base.use("move", direction=rules.expectimax(self.board, 1)[1])
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
         """The largest tile and the score, by their logarithms, beside those of the tile `full`; and turns that were lost."""
-        full, tile = scenario.data["full"], largest(last_board(messages))
+        full, tile = scenario.data["full"], rules.largest(last_board(messages))
         score = full * (math.log2(full) - 1)  # of one tile `full` made of twos
         measured = {
             "largest": (math.log2(tile) / math.log2(full), LARGEST.replace("the target", f"{full}")),
@@ -170,10 +154,10 @@ class WholeGame2048(Game2048):
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         """The distribution of the largest tile, for the table of an evaluation: in which share of the games it was this one
         or a larger one. Tiles that the limit of moves keeps out of reach are left out: each move adds at most a 4."""
-        tile, most = largest(boards_of(messages)[-1]), 4 * (scenario.data["max_moves"] + OPENING + 2)
+        tile, most = rules.largest(boards_of(messages)[-1]), 4 * (scenario.data["max_moves"] + OPENING + 2)
         return [(f"tile {size} or larger", tile >= size) for size in TILES if size <= most]
 
 
-def described(board: Board, score: int) -> str:
+def described(board: rules.Board, score: int) -> str:
     """The board, the score and the legal moves, as the policy sees them."""
-    return f"{show(board)}\nscore {score}, legal moves: {', '.join(legal(board)) or 'none'}"
+    return f"{rules.show(board)}\nscore {score}, legal moves: {', '.join(rules.legal(board)) or 'none'}"

@@ -1,1 +1,2 @@
-"""Mechanisms that are there once, for this folder and for all above it: programs of others, and requests over HTTP."""
+"""What tasks share, under the contract (environments/base.py) and beside it: tools, transcripts, scenarios, players, games
+of two sides, agents of one's own, several tasks at once, the sandbox; programs of others, and requests over HTTP."""

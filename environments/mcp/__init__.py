@@ -21,18 +21,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from pydantic import BaseModel
 
-from environments.base import (
-    Component,
-    Env,
-    Message,
-    Scenario,
-    Split,
-    TaskProblem,
-    Tool,
-    error,
-    read_lines,
-    unwritable,
-)
+from environments.base import Component, Env, Message, Scenario, Split, TaskProblem, Tool, error, read_lines, unwritable
 from environments.kit import waiting
 from environments.mcp.server import Server, Servers
 from environments.mcp.settings import TOOLS, ServerSettings, read_settings

@@ -21,21 +21,7 @@ from typing import Any
 from environments import base
 from environments.base import Component, Message, Outcome, Scenario, Split, tool
 from environments.kit.two_sided import WAITING, TwoSided, early
-from environments.tic_tac_toe.board import (
-    OPPONENTS,
-    OTHER,
-    alike,
-    best_result,
-    empty_cells,
-    is_over,
-    openings,
-    put,
-    reply,
-    rule_cells,
-    show,
-    value,
-    winner,
-)
+from environments.tic_tac_toe import rules
 
 SYSTEM = "Tic-tac-toe: three in a row win. Play an empty cell, 1 to 9, row by row."
 ILLEGAL = "an illegal move ends the game"
@@ -58,7 +44,7 @@ ENDINGS = {"You win.": "win", "Draw.": "draw", "You lose.": "loss"}
 
 def opening(side: str, board: str) -> list[Message]:
     """The messages that begin a game for the side that moves next."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"You are {side}.\n{show(board)}"}]
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"You are {side}.\n{rules.show(board)}"}]
 
 
 def read_board(message: Message) -> str:
@@ -94,7 +80,7 @@ def result(messages: Sequence[Message]) -> str:
 class TicTacToe(TwoSided):
     """One game."""
 
-    opponents = tuple(OPPONENTS)
+    opponents = tuple(rules.OPPONENTS)
 
     sources = ("seed",)
     openings_repeat = True  # within a split; splits share none (`openings`)
@@ -113,9 +99,9 @@ class TicTacToe(TwoSided):
         path = folder / "game.json"
         game: dict[str, Any] = json.loads(base.read_text(path))
         shares, sides = game["opponents"], game["sides"]
-        if set(shares) - set(OPPONENTS) or min(shares.values(), default=0) < 0 or not sum(shares.values()):
-            raise ValueError(f"{path}: opponents are shares of {', '.join(OPPONENTS)}, not {shares}")
-        if not sides or set(sides) - set(OTHER):
+        if set(shares) - set(rules.OPPONENTS) or min(shares.values(), default=0) < 0 or not sum(shares.values()):
+            raise ValueError(f"{path}: opponents are shares of {', '.join(rules.OPPONENTS)}, not {shares}")
+        if not sides or set(sides) - set(rules.OTHER):
             raise ValueError(f"{path}: sides are X, O or both, not {sides}")
         if type(draw := game.get("draw", 0.5)) not in (int, float) or not 0 <= draw <= 1:
             raise ValueError(f"{path}: a draw earns 0 to 1, not {draw}")
@@ -142,11 +128,11 @@ class TicTacToe(TwoSided):
         rng = Random(number)
         side = rng.choice(data["sides"])
         [opponent] = rng.choices(list(data["opponents"]), list(data["opponents"].values()))
-        begun = openings(split, side)
+        begun = rules.openings(split, side)
         if opponent == "minimax":  # only those that perfect play draws: in others it has moved badly already
-            begun = [board for board in begun if value(board, side) == 0]
-        board = rng.choice(alike(rng.choice(begun)))
-        if best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
+            begun = [board for board in begun if rules.value(board, side) == 0]
+        board = rng.choice(rules.alike(rng.choice(begun)))
+        if rules.best_result(board, side, opponent, number)[0] != (0 if opponent == "minimax" else 1):
             return []
         hidden = {
             "kind": side,
@@ -161,7 +147,7 @@ class TicTacToe(TwoSided):
     @classmethod
     def cluster(cls, scenario: Scenario, data: Any) -> str:
         """The opening, whichever way it is turned, and whoever plays."""
-        return alike(scenario.data["board"])[0]
+        return rules.alike(scenario.data["board"])[0]
 
     @tool
     def move(self, cell: int) -> str:
@@ -177,47 +163,49 @@ class TicTacToe(TwoSided):
         if not 1 <= cell <= 9 or self.board[cell - 1] != ".":
             self.done = True
             return base.error(f"cell {cell} is {'taken' if 1 <= cell <= 9 else 'not on the board'}: {ILLEGAL}")
-        self.board = put(self.board, cell - 1, self.side)
-        if not is_over(self.board):
+        self.board = rules.put(self.board, cell - 1, self.side)
+        if not rules.is_over(self.board):
             if self.opponent is None:
                 self.waits = True
                 return WAITING
-            self.board = reply(self.board, OTHER[self.side], self.opponent, self.scenario.data["seed"])
+            self.board = rules.reply(self.board, rules.OTHER[self.side], self.opponent, self.scenario.data["seed"])
         return self.observe()
 
     def observe(self) -> str:
         """The board as the policy sees it, and how the game ended if it is over."""
-        if not is_over(self.board):
-            return show(self.board)
+        if not rules.is_over(self.board):
+            return rules.show(self.board)
         self.done = True
-        ending = {self.side: "You win.", None: "Draw."}.get(winner(self.board), "You lose.")
-        return f"{show(self.board)}\n{ending}"
+        ending = {self.side: "You win.", None: "Draw."}.get(rules.winner(self.board), "You lose.")
+        return f"{rules.show(self.board)}\n{ending}"
 
     def view(self, is_first: bool) -> list[Message]:
         if is_first:
-            return opening(OTHER[self.side], self.board)
-        return [{"role": "tool", "name": "move", "content": show(self.board)}]
+            return opening(rules.OTHER[self.side], self.board)
+        return [{"role": "tool", "name": "move", "content": rules.show(self.board)}]
 
     def counter(self, turn: Message | None) -> tuple[str, bool]:
         move = self.called(turn, "move")
-        is_legal = move is not None and move.cell - 1 in empty_cells(self.board)
+        is_legal = move is not None and move.cell - 1 in rules.empty_cells(self.board)
         if is_legal:
-            self.board = put(self.board, move.cell - 1, OTHER[self.side])
+            self.board = rules.put(self.board, move.cell - 1, rules.OTHER[self.side])
         else:
-            self.board = reply(self.board, OTHER[self.side], "random", self.scenario.data["seed"])
+            self.board = rules.reply(self.board, rules.OTHER[self.side], "random", self.scenario.data["seed"])
         return self.observe(), is_legal
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         """Wins if possible, else blocks, else plays centre, corner or side."""
-        return base.use("move", cell=rng.choice(rule_cells(last_board(messages), seen_side(messages))) + 1)
+        return base.use("move", cell=rng.choice(rules.rule_cells(last_board(messages), seen_side(messages))) + 1)
 
     def random(self, messages: Sequence[Message], rng: Random) -> Message:
-        return base.use("move", cell=rng.choice(empty_cells(last_board(messages))) + 1)
+        return base.use("move", cell=rng.choice(rules.empty_cells(last_board(messages))) + 1)
 
     def gold(self, messages: Sequence[Message], rng: Random) -> Message:
         """Knows the opponent's replies and wins wherever this opponent can be beaten."""
         hidden = self.scenario.data
-        return base.use("move", cell=best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1)
+        return base.use(
+            "move", cell=rules.best_result(self.board, self.side, hidden["opponent"], hidden["seed"])[1] + 1
+        )
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         """Plays a taken cell; on an empty board first any cell."""

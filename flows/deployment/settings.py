@@ -38,7 +38,7 @@ class TrainSettings(Form):
 
     task: str = Field(
         "email_search",
-        description="what the agent learns: a file in environments/",
+        description="what the agent learns: a task in environments/",
         json_schema_extra={"enum": [*tasks()]},
     )
     own_task: str | None = Field(

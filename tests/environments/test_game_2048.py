@@ -16,13 +16,12 @@ import pytest
 import environments
 from environments.base import Message, Scenario, Split, is_error, use, words
 from environments.game_2048 import Game2048, read_board, score_of
-from environments.game_2048.board import (
+from environments.game_2048.rules import (
     DIRECTIONS,
     Board,
     Direction,
     Row,
     can_be_won,
-    corner,
     expectimax,
     largest,
     legal,
@@ -216,7 +215,7 @@ def test_it_ends_at_the_target() -> None:
 
 def test_it_ends_after_so_many_moves() -> None:
     env = Game2048(scenario(max_moves=3), GAME)
-    answers = [env.call("move", {"direction": corner(env.board)}) for _ in range(3)]
+    answers = [env.call("move", {"direction": legal(env.board)[0]}) for _ in range(3)]
     assert [answer.endswith("\nGame over.") for answer in answers] == [False, False, True]
     assert [answer.count("\n") for answer in answers] == [3, 3, 4]
     assert env.done
@@ -365,13 +364,6 @@ def test_expectimax_beats_random() -> None:
 def test_expectimax_takes_the_merge_and_sees_the_end() -> None:
     assert expectimax(((8, 8, 16, 32), *STUCK[1:]), 1)[1] in ("left", "right")
     assert expectimax(STUCK, 2)[1] is None
-
-
-def test_corner_prefers_left_then_down_then_right_then_up() -> None:
-    assert corner(((0, 2, 0, 0), EMPTY[0], EMPTY[0], EMPTY[0])) == "left"
-    assert corner(((2, 0, 0, 0), EMPTY[0], EMPTY[0], EMPTY[0])) == "down"
-    assert corner((EMPTY[0], EMPTY[0], EMPTY[0], (2, 0, 0, 0))) == "right"
-    assert corner((EMPTY[0], EMPTY[0], EMPTY[0], (2, 4, 8, 16))) == "up"
 
 
 def test_scripted_and_random_use_only_what_the_policy_sees() -> None:

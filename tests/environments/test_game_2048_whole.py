@@ -11,7 +11,7 @@ import pytest
 
 from environments.base import Message, Scenario, use
 from environments.game_2048 import last_board, score_of
-from environments.game_2048.board import Board, expected, expectimax, largest, legal, swipe
+from environments.game_2048.rules import Board, expected, expectimax, largest, legal, swipe
 from environments.game_2048_whole import WholeGame2048, described, foresee
 from tests.conftest import ROOT
 

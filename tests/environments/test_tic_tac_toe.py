@@ -13,7 +13,7 @@ import pytest
 
 from environments.base import Message, Scenario, Split, use, words
 from environments.tic_tac_toe import TicTacToe, result
-from environments.tic_tac_toe.board import (
+from environments.tic_tac_toe.rules import (
     EMPTY,
     OTHER,
     alike,

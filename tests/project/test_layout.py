@@ -44,6 +44,11 @@ LEVELS = {
         **dict.fromkeys(("fleet", "supervised"), 3),
     },
 }
+EXTENDS = {
+    "email_search_plus": "email_search",
+    "game_2048_whole": "game_2048",
+    "times_tables": "multiplication",
+}  # tasks
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
 
 
@@ -130,6 +135,22 @@ def layout_faults(root: Path) -> list[str]:
     return faults
 
 
+def faults_of_tasks(root: Path) -> list[str]:
+    """Imports of environments/ that make a task more than its folder: of what is shared, none of a task or a bridge; of a
+    bridge, none of a task; of a task, none of a bridge, and of another task only where it extends that."""
+    names, faults = modules(root), []
+    for importer, tree in names.items():
+        own = room_of(importer)
+        if not importer.startswith("environments.") or own.startswith("_"):
+            continue
+        for imported in sorted(imports(tree, names)):
+            other = room_of(imported)
+            if not imported.startswith("environments.") or other in ("base", "kit", own, EXTENDS.get(own)):
+                continue
+            faults.append(f"{importer} imports {imported}")
+    return faults
+
+
 def imports_of_addons(root: Path) -> set[str]:
     """`importer->add-on's module` for each import of an add-on by the core, which knows them through its ports alone."""
     names = modules(root)
@@ -168,6 +189,41 @@ def test_no_room_imports_upwards_or_sideways() -> None:
 
 def test_the_core_imports_no_addon() -> None:
     assert imports_of_addons(ROOT) == set()
+
+
+def test_a_task_is_its_folder() -> None:
+    assert faults_of_tasks(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "fault"),
+    [
+        (
+            "environments/kit/a.py",
+            "from environments.chess import board",
+            "environments.kit.a imports environments.chess.board",
+        ),
+        ("environments/base.py", "import environments.bridges.b", "environments.base imports environments.bridges.b"),
+        (
+            "environments/bridges/a.py",
+            "from environments.chess import board",
+            "bridges.a imports environments.chess.board",
+        ),
+        (
+            "environments/go/a.py",
+            "from environments.chess.board import x",
+            "go.a imports environments.chess.board",
+        ),
+        ("environments/chess/a.py", "from environments.chess import board\nfrom environments.kit import tools", ""),
+    ],
+)
+def test_a_task_that_reaches_out_of_its_folder_is_seen(tmp_path: Path, path: str, source: str, fault: str) -> None:
+    for name in ("chess/__init__.py", "chess/board.py", "kit/tools.py", "bridges/b.py", path.partition("/")[2]):
+        (tmp_path / "environments" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "environments" / name).touch()
+    (tmp_path / path).write_text(source)
+    faults = faults_of_tasks(tmp_path)
+    assert (len(faults), fault in "".join(faults)) == (1 if fault else 0, True)
 
 
 def test_nothing_imports_in_a_circle() -> None:

@@ -16,7 +16,7 @@ import pytest
 from environments.base import Message, Scenario, count_errors, use, words
 from environments.email_search import EmailSearch
 from environments.tic_tac_toe import TicTacToe, opening
-from environments.tic_tac_toe.board import show
+from environments.tic_tac_toe.rules import show
 from steps.core.errors import UserError
 from steps.core.params import Agents, Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
 from steps.core.records import Trajectory, read_records

@@ -69,7 +69,7 @@ def test_other_pictures_give_other_logprobs(made: Made) -> None:
     vision = load_vision(policy)
     row = next(row for row in seeing.random_rows(policy, 8, seed=5) if len(row.pictures) == 1)
     [shown] = row.pictures
-    name, data = seeing._pictures.checked(seeing.picture(99))
+    name, data = seeing.pictures.checked(seeing.picture(99))
     other = row._replace(pictures=(Shown(shown.start, shown.length, name, data),))
     packed = packing.pack([row, other, row], torch.float32, vision=vision)
     assert packed.ids.shape[1] == 2 * len(row.ids) - shown.start

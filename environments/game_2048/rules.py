@@ -122,12 +122,6 @@ def expected(board: Board, depth: int) -> float:
     return ((1 - FOURS) * twos + FOURS * fours) / len(cells)
 
 
-def corner(board: Board) -> Direction:
-    """Left if possible, else down, right, up, which keeps the large tiles in a corner. Used for demonstrations."""
-    order: tuple[Direction, ...] = ("left", "down", "right", "up")
-    return next((direction for direction in order if swipe(board, direction)[0] != board), "left")
-
-
 def can_be_won(data: dict[str, Any], seed: int) -> bool:
     """Whether expectimax reaches the target in this game. With a tight limit of moves some games cannot be won."""
     board = start(seed, data["opening"], data["size"])
