@@ -78,6 +78,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,
+        "reference": ["baselines"] * params.evaluate.references,
         "ingested": ["production"] * (params.scenarios.ingested is not None),
     }
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.progress import say
 from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main
@@ -85,7 +86,7 @@ def evaluate(
         results["decisions"] = by_decision(env, held_out, played)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
-            results["references"] = references(job, held_out)
+            results["references"] = bring("reference", "baselines", "evaluate.references")(job, held_out)
         results["by_task"] = by_task(held_out, rewards, played, tokens, sampled, groups)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
@@ -123,8 +124,6 @@ def evaluate(
 
 def comparison() -> Any:
     """The module that compares attempts by a judge (the port `comparison`)."""
-    from steps.core.ports import bring
-
     return bring("comparison", "pairs", "score.ruler and evaluate.judge")
 
 
@@ -184,22 +183,6 @@ def by_decision(
     if problems:
         say(f"WARNING: {len(problems)} decisions are not counted; the first: {problems[0]}")
     return counts
-
-
-def references(job: Job, held_out: list[Scenario]) -> dict[str, float]:
-    """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
-    token."""
-    from steps.analytics.token_bias import BiasedPolicy
-    from steps.judging.rule import succeeds
-
-    policy, env = BiasedPolicy(job), job.env
-    bias = policy.choose(held_out)
-    results = {"base with the best bias on a token": policy.success(held_out, bias)}
-    if env.has_player("scripted"):
-        scripted = [succeeds(env, scenario, env(scenario, job.data).play("scripted")) for scenario in held_out]
-        return {"script": mean(scripted)} | results
-    say(f"evaluate.references: {env.lacks('scripted')}")
-    return results
 
 
 def by_task(

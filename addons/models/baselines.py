@@ -122,7 +122,7 @@ def biased(
     task: str, split: str, run: Path, env: type[Env], task_data: Path, data: Any, chosen: list[Scenario]
 ) -> PlayerResult:
     """The base policy with the one-token bias that is best on the run's validation scenarios."""
-    from steps.analytics.token_bias import BiasedPolicy
+    from addons.models.token_bias import BiasedPolicy
     from steps.core.params import Params, load
     from steps.policy.loading import load_tokenizer
     from steps.sampling.job import Job

@@ -14,6 +14,7 @@ The ports, and what their objects are:
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
     judge       a Judge, by its name in score.judges (steps/judging/judge.py)
     comparison  a module that compares two policies by a judge: rival_of, Rival, judged, unscored (steps/evaluate.py)
+    reference   references(job, scenarios) -> {what: success}, with which an evaluation is compared (steps/evaluate.py)
     player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
                 (steps/sampling/players.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
@@ -33,6 +34,8 @@ The ports, and what their objects are:
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
     trial       the writes that put a registered version on trial, by its number (flows/promote.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
+                story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 
