@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
@@ -90,7 +91,6 @@ def update(
 
 def launch(params: UpdateParams, **files: Input | Output | None) -> None:
     """Run `update` on these files in several processes on this machine, or where an add-on does, by `update.launcher`."""
-    from steps.core.ports import bring
     from steps.policy.machine import make_room
     from steps.runner import ranks
 
@@ -121,7 +121,7 @@ def planned(
     params: UpdateParams,
 ) -> Plan:
     """Check every trajectory, compare those of a scenario with each other, and choose the examples."""
-    from steps.training import batches, contract, credit
+    from steps.training import batches, contract
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
 
     rows, quarantine = checked(batch, vocabulary)
@@ -146,7 +146,8 @@ def planned(
         gains, flat = batches.advantages(scores, groups, params.update.scale_rewards or "group")
     by_turn: list[list[float]] = [[] for _ in batch]
     grouped: dict[str, float] = {}
-    if params.update.advantages == "gigpo":
+    if params.update.advantages != "grpo":
+        credit_turns = bring("advantages", params.update.advantages, "update.advantages")
         gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
     fates = {
         trajectory.id: fate(
@@ -167,7 +168,7 @@ def planned(
             gain or 0.0,
             trajectory.scenario_id,
             trajectory.id in masked,
-            credit.of_tokens(trajectory, turns),
+            batches.of_tokens(trajectory, turns),
         )
         for trajectory, gain, turns in zip(batch, gains, by_turn, strict=True)
         if fates[trajectory.id] in counted
@@ -184,43 +185,6 @@ def planned(
     with_signal = {trajectory.scenario_id for trajectory in batch if fates[trajectory.id] == "gradient"}
     steps = batches.steps_of(len(with_signal), len(set(groups)), params.update)
     return Plan(examples, fates, rows, scores, quarantine, steps, metrics)
-
-
-def credit_turns(
-    batch: list[Trajectory],
-    scores: list[float | None],
-    gains: list[float | None],
-    scenarios: Input | None,
-    params: UpdateParams,
-) -> tuple[list[float | None], list[list[float]], int, dict[str, float]]:
-    """GiGPO's advantages: (the largest of each trajectory, those of its turns, groups without a signal, metrics). UserError
-    where the scenarios, from which states are told, are missing."""
-    import environments
-    from environments.base import Scenario
-    from steps.core.records import read_records
-    from steps.training import credit
-
-    if scenarios is None:
-        raise UserError(
-            "update.advantages: gigpo tells states by the scenarios: name them with --scenarios run/scenarios"
-        )
-    env = environments.load(params.task)
-    by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
-    if unknown := [trajectory for trajectory in batch if trajectory.scenario_id not in by_id]:
-        raise UserError(
-            f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
-            "(`.venv/bin/dvc repro`)"
-        )
-    unusable: list[str] = []
-    states = [credit.states_of(env, by_id, trajectory, unusable) for trajectory in batch]
-    if unusable:
-        say(
-            f"WARNING: anchor_state gave {len(unusable)} states that cannot be compared with others ({unusable[0]} is the "
-            "first): the whole prompt stands for each; let it return a text, or None"
-        )
-    groups = [trajectory.scenario_id for trajectory in batch]
-    made = credit.credit(gains, scores, groups, states, params.update)
-    return made.largest, made.by_turn, made.flat, made.metrics
 
 
 def read_batch(trajectories: Input, rewards: Input) -> tuple[list[Trajectory], dict[str, Reward]]:

@@ -17,6 +17,8 @@ The ports, and what their objects are:
     reference   references(job, scenarios) -> {what: success}, with which an evaluation is compared (steps/evaluate.py)
     player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
                 (steps/sampling/players.py)
+    advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
+                (steps/update.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)

@@ -13,6 +13,7 @@ import pytest
 
 import environments
 from addons.agents.worker import as_result
+from addons.gigpo.credit import states_of
 from addons.judges import pairs
 from addons.judges.criteria import criteria
 from addons.judges.prompts import read
@@ -26,7 +27,6 @@ from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.judging.rule import by_rule, succeeds, unusable_line
 from steps.score import combine
-from steps.training.credit import states_of
 
 NAN, INF = float("nan"), float("inf")
 
