@@ -75,6 +75,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "sampler": [params.policy.kind],
         "player": [params.policy.kind],
         "launcher": [params.update.launcher],
+        "weights": ["gguf"] * params.policy.is_gguf,
         "advantages": [params.update.advantages],
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),

@@ -19,6 +19,8 @@ The ports, and what their objects are:
                 (steps/sampling/players.py)
     advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
                 (steps/update.py)
+    weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
+                (steps/policy/loading.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)

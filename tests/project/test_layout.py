@@ -39,7 +39,9 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
-        **dict.fromkeys(("agents", "gigpo", "lineage", "models", "planning", "report", "starts", "trackers"), 1),
+        **dict.fromkeys(
+            ("agents", "gguf", "gigpo", "lineage", "models", "planning", "report", "starts", "trackers"), 1
+        ),
         **dict.fromkeys(("judges", "production"), 2),
         **dict.fromkeys(("fleet", "supervised"), 3),
     },
