@@ -81,6 +81,8 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,
         "reference": ["baselines"] * params.evaluate.references,
+        "drawing": ["resample"] * bool(params.rollout.resample) + ["curriculum"] * bool(params.rollout.curriculum),
+        "generated": ["supervised"] * bool(params.scenarios.generated),
         "ingested": ["production"] * (params.scenarios.ingested is not None),
     }
 

@@ -2,7 +2,7 @@
 
 Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
 with an adapter makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a policy.kind
-of steps/sampling/players.py there is no adapter: the option is not needed, and not read.
+of addons/models/players.py there is no adapter: the option is not needed, and not read.
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
 the base policy's attempt at the same scenario (addons/judges/pairs.py). The summary then says how often it was judged
@@ -248,8 +248,7 @@ def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> di
 
 def by_messages(job: Job) -> tuple[list[Trajectory], list[int]]:
     """Trajectories of a policy that is asked in messages, and the number of tokens of each as its server counted them."""
-    from steps.sampling import players
-
+    players = bring("player", job.policy.kind, "policy.kind")
     limits, what = job.limits, (job.env, job.data, job.attempts)
     played = players.play(job.policy, *what, prefix=job.prefix, max_turns=limits.max_turns, slow=limits)
     if job.policy.kind == "openai":

@@ -227,6 +227,7 @@ class CodeParams(Section):
     score: Score
     evaluate: Evaluate
     scenarios: Scenarios
+    rollout: Rollout
 
 
 class ScenariosParams(Section):

@@ -15,8 +15,7 @@ The ports, and what their objects are:
     judge       a Judge, by its name in score.judges (steps/judging/judge.py)
     comparison  a module that compares two policies by a judge: rival_of, Rival, judged, unscored (steps/evaluate.py)
     reference   references(job, scenarios) -> {what: success}, with which an evaluation is compared (steps/evaluate.py)
-    player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
-                (steps/sampling/players.py)
+    player      a module that plays for a policy without tokens, by policy.kind: play, name (steps/evaluate.py)
     advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
                 (steps/update.py)
     weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
@@ -30,6 +29,9 @@ The ports, and what their objects are:
                 flows/training/start.py
     source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
                 (flows/training/start.py, flows/train.py)
+    drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
+                rollout.resample (steps/rollout.py)
+    generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
     ingested    a module that mixes in scenarios from production: take(root, params, to) (flows/training/start.py),
                 mix(env, data, drawn, params) (steps/scenarios.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are, and

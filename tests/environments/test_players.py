@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import environments
-from addons.models import baselines, token_bias
+from addons.models import baselines, players, token_bias
 from addons.supervised import teach
 from addons.supervised.small_policy import small_policy
 from addons.supervised.solve import Solver
@@ -24,7 +24,6 @@ from environments.multiplication import Multiplication
 from flows.promotion.judging import has_script
 from steps.core.errors import UserError
 from steps.core.params import Evaluate, Policy
-from steps.sampling import players
 from steps.sampling.job import Job
 from tests.conftest import ROOT
 from tests.environments import test_environments as contract

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = tuple("gguf gigpo judges lineage models planning production report starts supervised trackers".split())
+ADDONS = tuple("drawing gguf gigpo judges lineage models planning production report starts supervised trackers".split())
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -56,10 +56,11 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "score.judges: criteria is brought by an add-on that addons/ does not have",
     ),
     "models": (
-        "from environments import load; from steps.core.params import Policy; from steps.sampling.players import play; "
-        "play(Policy(kind='openai', endpoint={'model': 'm'}), load('multiplication'), None, [], prefix='a')",
+        "from environments import load; from steps.core.params import Evaluate, Policy; "
+        "from steps.evaluate import by_messages; from steps.sampling.job import Job; "
+        "by_messages(Job(Policy(kind='scripted'), Evaluate(), None, load('multiplication'), [], 'val', 0))",
         {},
-        "policy.kind: openai is brought by an add-on that addons/ does not have",
+        "policy.kind: scripted is brought by an add-on that addons/ does not have",
     ),
     "starts": (
         "from flows.training import start; from steps.core.params import Params, load; "

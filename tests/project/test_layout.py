@@ -40,7 +40,7 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            ("agents", "gguf", "gigpo", "lineage", "models", "planning", "report", "starts", "trackers"), 1
+            ("agents", "drawing", "gguf", "gigpo", "lineage", "models", "planning", "report", "starts", "trackers"), 1
         ),
         **dict.fromkeys(("judges", "production"), 2),
         **dict.fromkeys(("fleet", "supervised"), 3),
