@@ -5,7 +5,7 @@ quarantined, or with update.without_signal: drop on those that have a signal, an
 state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
 corrected by importance sampling, and the check of the sampler computes with that adapter. With update.launcher it starts
 update.processes processes, on a GPU each where there are any, that share the optimiser steps: on this machine
-(steps/runner/ranks.py) or on a Ray cluster (addons/fleet/ray_train.py).
+(addons/accelerate/ranks.py) or on a Ray cluster (addons/fleet/ray_train.py).
 """
 
 from __future__ import annotations
@@ -90,15 +90,11 @@ def update(
 
 
 def launch(params: UpdateParams, **files: Input | Output | None) -> None:
-    """Run `update` on these files in several processes on this machine, or where an add-on does, by `update.launcher`."""
+    """Run `update` on these files in several processes, as the add-on does that `update.launcher` names."""
     from steps.policy.machine import make_room
-    from steps.runner import ranks
 
     make_room()
-    if params.update.launcher == "accelerate":
-        ranks.shared(params.update.processes, update, **files, params=params)
-    else:
-        bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
+    bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
 
 
 class Plan(NamedTuple):

@@ -40,7 +40,7 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            ("agents", "drawing", "gguf", "gigpo", "lineage", "models", "planning", "report", "starts", "trackers"), 1
+            "accelerate agents drawing gguf gigpo lineage models planning report starts trackers".split(), 1
         ),
         **dict.fromkeys(("judges", "production"), 2),
         **dict.fromkeys(("fleet", "supervised"), 3),
