@@ -10,7 +10,7 @@
 Each seed draws its own scenarios, first adapter and samples. Test success is as the preset evaluates, greedy by default,
 on scenarios whose sources are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the
 trained policy's over the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
-(steps/analytics/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens per second
+(addons/models/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens per second
 are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Writes
 benchmarks/learning.json and learning.png (learning_<task> of another task), but not with --quick or --ruler, which leave
 the bias out, too. With --ruler a server in a process of its own judges (tests/support/judge_server.py), by the task's

@@ -72,9 +72,14 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "sampler": [params.policy.kind],
         "player": [params.policy.kind],
         "launcher": [params.update.launcher],
+        "weights": ["gguf"] * params.policy.is_gguf,
+        "advantages": [params.update.advantages],
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,
+        "reference": ["baselines"] * params.evaluate.references,
+        "drawing": ["resample"] * bool(params.rollout.resample) + ["curriculum"] * bool(params.rollout.curriculum),
+        "generated": ["supervised"] * bool(params.scenarios.generated),
         "ingested": ["production"] * (params.scenarios.ingested is not None),
     }
 

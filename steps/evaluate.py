@@ -2,7 +2,7 @@
 
 Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
 with an adapter makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a policy.kind
-of steps/sampling/players.py there is no adapter: the option is not needed, and not read.
+of addons/models/players.py there is no adapter: the option is not needed, and not read.
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
 the base policy's attempt at the same scenario (addons/judges/pairs.py). The summary then says how often it was judged
@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.progress import say
 from steps.core.stats import added, mean
 from steps.runner.stage import Input, Output, main
@@ -87,7 +88,7 @@ def evaluate(
         results["decisions"] = by_decision(env, held_out, played)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
-            results["references"] = references(job, held_out)
+            results["references"] = bring("reference", "baselines", "evaluate.references")(job, held_out)
         results["by_task"] = by_task(held_out, rewards, played, tokens, sampled, groups)
         if (judge := params.evaluate.judge) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
@@ -125,8 +126,6 @@ def evaluate(
 
 def comparison() -> Any:
     """The module that compares attempts by a judge (the port `comparison`)."""
-    from steps.core.ports import bring
-
     return bring("comparison", "pairs", "score.ruler and evaluate.judge")
 
 
@@ -186,22 +185,6 @@ def by_decision(
     if problems:
         say(f"WARNING: {len(problems)} decisions are not counted; the first: {problems[0]}")
     return counts
-
-
-def references(job: Job, held_out: list[Scenario]) -> dict[str, float]:
-    """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
-    token."""
-    from steps.analytics.token_bias import BiasedPolicy
-    from steps.judging.rule import succeeds
-
-    policy, env = BiasedPolicy(job), job.env
-    bias = policy.choose(held_out)
-    results = {"base with the best bias on a token": policy.success(held_out, bias)}
-    if env.has_player("scripted"):
-        scripted = [succeeds(env, scenario, env(scenario, job.data).play("scripted")) for scenario in held_out]
-        return {"script": mean(scripted)} | results
-    say(f"evaluate.references: {env.lacks('scripted')}")
-    return results
 
 
 def by_task(
@@ -267,8 +250,7 @@ def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> di
 
 def by_messages(job: Job) -> tuple[list[Trajectory], list[int]]:
     """Trajectories of a policy that is asked in messages, and the number of tokens of each as its server counted them."""
-    from steps.sampling import players
-
+    players = bring("player", job.policy.kind, "policy.kind")
     limits, what = job.limits, (job.env, job.data, job.attempts)
     played = players.play(job.policy, *what, prefix=job.prefix, max_turns=limits.max_turns, slow=limits)
     if job.policy.kind == "openai":

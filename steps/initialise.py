@@ -1,7 +1,7 @@
 """Initialise: the adapter and checkpoint that the first iteration starts from.
 
 The adapter changes nothing yet (LoRA's B is zero), so that an evaluation of it is one of the base policy. Nothing has been
-attempted yet either: successes.json, which steps/sampling/curriculum.py reads, is an empty list. base.json names the
+attempted yet either: successes.json, which addons/drawing/curriculum.py reads, is an empty list. base.json names the
 base policy's adapter: where a judge compares each policy with that one, evaluations of the base itself have only this file.
 """
 

@@ -5,7 +5,7 @@ scenarios follow from the seed and the iteration's number: each is played once b
 `rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
 each has its share of every batch (environments/kit/shares.py), drawn from its own scenarios as if it were the only one. With
 `rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too. With
-`rollout.resample` groups without variance are sampled again at other scenarios (steps/sampling/resample.py).
+`rollout.resample` groups without variance are sampled again at other scenarios (addons/drawing/resample.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
@@ -79,10 +80,10 @@ def rollout(
         from functools import partial
 
         from steps.judging.rule import by_rule
-        from steps.sampling.resample import grouped, resample
 
-        groups, replaced = resample(
-            partial(by_rule, env), pool, grouped(played), params.rollout.resample, f"{seed}", play_all
+        drawing = bring("drawing", "resample", "rollout.resample")
+        groups, replaced = drawing.resample(
+            partial(by_rule, env), pool, drawing.grouped(played), params.rollout.resample, f"{seed}", play_all
         )
         entries = {entry["id"]: entry for entry in record}
         record = tuple(entries.get(name, {"id": name}) for name in groups)
@@ -145,10 +146,9 @@ def draw(
     pool: list[Scenario], counts: list[int], history: list[Any], params: RolloutParams
 ) -> list[tuple[Scenario, dict[str, Any]]]:
     """The scenarios of a task that the last iteration of `counts` plays, each with its entry in drawn.json."""
-    from steps.sampling import curriculum
-
     if (settings := params.rollout.curriculum) is None:
         return [(scenario, {"id": scenario.id}) for scenario in choose(pool, counts, params.seed)]
+    curriculum = bring("drawing", "curriculum", "rollout.curriculum")
     standings = curriculum.weigh(pool, history, settings)
     places = curriculum.draw(standings, counts[-1], len(counts), params.seed)
     return [(pool[place], standings[place]._asdict()) for place in places]

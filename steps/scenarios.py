@@ -30,7 +30,6 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     from steps.core.ports import bring
     from steps.core.records import write_records
     from steps.data import contamination
-    from steps.data.generated import read_generated
 
     env = environments.load(params.task, params.tasks)
     data = env.load(task_data)
@@ -41,7 +40,8 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
         except ValueError as problem:
             raise UserError(f"scenarios.{split}: {problem}") from None
     if params.scenarios.generated:
-        for split, more in read_generated(env, data, task_data / params.scenarios.generated).items():
+        generated = bring("generated", "supervised", "scenarios.generated")
+        for split, more in generated.read_generated(env, data, task_data / params.scenarios.generated).items():
             names = {scenario.id for scenario in drawn[split]}
             drawn[split] += [scenario for scenario in more if scenario.id not in names]
     if params.scenarios.ingested:

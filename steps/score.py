@@ -45,7 +45,7 @@ def score(
     from steps.core.records import Trajectory, read_records, write_records
     from steps.judging.judge import Batch, asked, kind_of
     from steps.judging.rule import by_rule, unusable_line
-    from steps.sampling import curriculum
+    from steps.sampling import successes as attempts
 
     env = environments.load(params.task)
     by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
@@ -73,7 +73,7 @@ def score(
     if successes is not None:
         history = json.loads(previous_successes.read_text()) if previous_successes is not None else []
         # By the rule: whether an attempt succeeded is known where a model did not score it, too. Without a rule nothing is.
-        successes.write_text(json.dumps(curriculum.extend(history, by["rule"] if has_rule else [])) + "\n")
+        successes.write_text(json.dumps(attempts.extend(history, by["rule"] if has_rule else [])) + "\n")
     say(f"{len(scored)} rewards, {sum(reward.score is None for reward in scored)} unscored")
     if problem := unusable_line([(reward.score, reward.explanation) for reward in scored]):
         say(f"WARNING: {problem}")

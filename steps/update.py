@@ -5,7 +5,7 @@ quarantined, or with update.without_signal: drop on those that have a signal, an
 state and step count are carried on in the checkpoint. Where an older adapter sampled the batch (train.overlap), the loss is
 corrected by importance sampling, and the check of the sampler computes with that adapter. With update.launcher it starts
 update.processes processes, on a GPU each where there are any, that share the optimiser steps: on this machine
-(steps/runner/ranks.py) or on a Ray cluster (addons/fleet/ray_train.py).
+(addons/accelerate/ranks.py) or on a Ray cluster (addons/fleet/ray_train.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
@@ -90,16 +91,11 @@ def update(
 
 
 def launch(params: UpdateParams, **files: Input | Output | None) -> None:
-    """Run `update` on these files in several processes on this machine, or where an add-on does, by `update.launcher`."""
-    from steps.core.ports import bring
+    """Run `update` on these files in several processes, as the add-on does that `update.launcher` names."""
     from steps.policy.machine import make_room
-    from steps.runner import ranks
 
     make_room()
-    if params.update.launcher == "accelerate":
-        ranks.shared(params.update.processes, update, **files, params=params)
-    else:
-        bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
+    bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
 
 
 class Plan(NamedTuple):
@@ -122,7 +118,7 @@ def planned(
     params: UpdateParams,
 ) -> Plan:
     """Check every trajectory, compare those of a scenario with each other, and choose the examples."""
-    from steps.training import batches, contract, credit
+    from steps.training import batches, contract
     from steps.training.fates import TRAINED, WITHOUT_SIGNAL, fate
 
     rows, quarantine = checked(batch, vocabulary)
@@ -147,7 +143,8 @@ def planned(
         gains, flat = batches.advantages(scores, groups, params.update.scale_rewards or "group")
     by_turn: list[list[float]] = [[] for _ in batch]
     grouped: dict[str, float] = {}
-    if params.update.advantages == "gigpo":
+    if params.update.advantages != "grpo":
+        credit_turns = bring("advantages", params.update.advantages, "update.advantages")
         gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
     fates = {
         trajectory.id: fate(
@@ -168,7 +165,7 @@ def planned(
             gain or 0.0,
             trajectory.scenario_id,
             trajectory.id in masked,
-            credit.of_tokens(trajectory, turns),
+            batches.of_tokens(trajectory, turns),
         )
         for trajectory, gain, turns in zip(batch, gains, by_turn, strict=True)
         if fates[trajectory.id] in counted
@@ -185,43 +182,6 @@ def planned(
     with_signal = {trajectory.scenario_id for trajectory in batch if fates[trajectory.id] == "gradient"}
     steps = batches.steps_of(len(with_signal), len(set(groups)), params.update)
     return Plan(examples, fates, rows, scores, quarantine, steps, metrics)
-
-
-def credit_turns(
-    batch: list[Trajectory],
-    scores: list[float | None],
-    gains: list[float | None],
-    scenarios: Input | None,
-    params: UpdateParams,
-) -> tuple[list[float | None], list[list[float]], int, dict[str, float]]:
-    """GiGPO's advantages: (the largest of each trajectory, those of its turns, groups without a signal, metrics). UserError
-    where the scenarios, from which states are told, are missing."""
-    import environments
-    from environments.base import Scenario
-    from steps.core.records import read_records
-    from steps.training import credit
-
-    if scenarios is None:
-        raise UserError(
-            "update.advantages: gigpo tells states by the scenarios: name them with --scenarios run/scenarios"
-        )
-    env = environments.load(params.task)
-    by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
-    if unknown := [trajectory for trajectory in batch if trajectory.scenario_id not in by_id]:
-        raise UserError(
-            f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
-            "(`.venv/bin/dvc repro`)"
-        )
-    unusable: list[str] = []
-    states = [credit.states_of(env, by_id, trajectory, unusable) for trajectory in batch]
-    if unusable:
-        say(
-            f"WARNING: anchor_state gave {len(unusable)} states that cannot be compared with others ({unusable[0]} is the "
-            "first): the whole prompt stands for each; let it return a text, or None"
-        )
-    groups = [trajectory.scenario_id for trajectory in batch]
-    made = credit.credit(gains, scores, groups, states, params.update)
-    return made.largest, made.by_turn, made.flat, made.metrics
 
 
 def read_batch(trajectories: Input, rewards: Input) -> tuple[list[Trajectory], dict[str, Reward]]:

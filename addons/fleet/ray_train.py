@@ -9,7 +9,7 @@ folder. A worker that dies ends the others, and the stage begins again from its 
 connects the process to the cluster before (addons/fleet/raycluster.py).
 
 Not here: how the work is divided (steps/training/processes.py); the processes of one machine, which stay for the next stage
-(steps/runner/ranks.py). Workers of Ray Train end with each stage, so each update imports its packages again.
+(addons/accelerate/ranks.py). Workers of Ray Train end with each stage, so each update imports its packages again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addons.accelerate import ranks
 from addons.fleet import raycluster
 from steps.core import errors, progress
 from steps.core.errors import UserError
-from steps.runner import ranks, stage
+from steps.runner import stage
 from steps.runner.handover import WorkerError
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
+from addons.models import players
 from addons.models.prices import add_options, endpoint_of
 from environments.base import Env, Scenario
 from steps.core import alike
@@ -33,7 +34,6 @@ from steps.core.terminal import ProgressDisplay, command_parser, console, exit_c
 from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
 from steps.registry import shares
-from steps.sampling import players
 
 COUNT = 100
 RUN, CHAIN = Path("run"), Path("chain.yaml")
@@ -122,7 +122,7 @@ def biased(
     task: str, split: str, run: Path, env: type[Env], task_data: Path, data: Any, chosen: list[Scenario]
 ) -> PlayerResult:
     """The base policy with the one-token bias that is best on the run's validation scenarios."""
-    from steps.analytics.token_bias import BiasedPolicy
+    from addons.models.token_bias import BiasedPolicy
     from steps.core.params import Params, load
     from steps.policy.loading import load_tokenizer
     from steps.sampling.job import Job

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import environments
 from addons.planning import models
 from steps.core.errors import UserError
-from steps.policy import chat_templates, gguf
+from steps.core.ports import bring
+from steps.policy import chat_templates
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -60,7 +61,7 @@ def without_tools(policy: Policy, name: str) -> str:
 def folder_of(policy: Policy) -> Path | None:
     """The folder on this machine that holds the model's files; None where there is none yet."""
     if policy.is_gguf:
-        folder = gguf.folder_of(policy)
+        folder = bring("weights", "gguf", "policy.base_model").folder_of(policy)
         return folder if folder.is_dir() else None
     config = models.config_of(policy)
     return config.parent if config else None

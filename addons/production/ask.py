@@ -34,9 +34,9 @@ from steps.core.terminal import console, exit_code, logged
 from steps.policy.served import HOST, PORT
 
 if TYPE_CHECKING:
+    from addons.models.players import Played
     from environments.base import Env, Scenario
     from steps.core.records import Trajectory
-    from steps.sampling.players import Played
 
 KEY_VARIABLE = "FLYWHEEL_SERVE_KEY"  # for addons/models/client.py, while it asks
 LOG = Path(".flywheel/ask.log")  # what the engine prints
@@ -133,9 +133,9 @@ def with_question(task: Task, scenario: Scenario, question: str) -> Scenario:
 
 def play_served(server: Server, task: Task, scenario: Scenario) -> Played:
     """An episode of the served model. UserError where the server does not answer."""
+    from addons.models import players
     from steps.policy.loading import turn_limit
     from steps.project.store import variables
-    from steps.sampling import players
 
     settings = task.settings
     endpoint = params.Endpoint(

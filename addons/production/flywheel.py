@@ -184,7 +184,7 @@ def deployed(settings: FlywheelSettings) -> list[str]:
     from flows.deployment.checkout import keep_results
     from flows.promotion.judging import check_right
     from flows.repro import folder_lock
-    from flows.training.run import in_worktree, train_deployed
+    from flows.training.deployed import in_worktree, train_deployed
 
     prepare()
     check_right()

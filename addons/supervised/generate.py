@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from addons.supervised import dvc_stage
+from addons.supervised.generated import SPLITS, Candidate, essence, take
 from addons.supervised.material import Material, documents, failures
 from addons.supervised.solve import Solver
 from environments.base import Env, Scenario, Split, TaskProblem
@@ -38,7 +39,6 @@ from steps.core.files import write_text
 from steps.core.params import Scenarios
 from steps.core.progress import say
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
-from steps.data.generated import SPLITS, Candidate, essence, take
 
 if TYPE_CHECKING:
     from addons.models.client import CallFailed, Reply, Request

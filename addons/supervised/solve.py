@@ -57,7 +57,7 @@ class Solver:
         return unsolved
 
     def _by_model(self, scenarios: Sequence[Scenario]) -> dict[str, str]:
-        from steps.sampling import players
+        from addons.models import players
 
         assert self.endpoint is not None
         policy = Policy(kind="openai", endpoint=self.endpoint)

@@ -30,7 +30,6 @@ from steps.core.progress import say
 from steps.core.stats import added
 from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.judging.rule import by_rule
-from steps.sampling import players
 
 if TYPE_CHECKING:
     from steps.core.params import Endpoint
@@ -51,6 +50,8 @@ def taught(
     an episode is taken where it is a success. UserError where the teacher cannot play at all."""
     policy = Policy(kind="scripted") if endpoint is None else Policy(kind="openai", endpoint=endpoint)
     pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
+    from addons.models import players
+
     played = players.play(policy, env, data, pairs, prefix="taught")
     name, refused, lines = players.name(policy), Counter[str](), []
     best: float | None = None  # of the rewards that are too low

@@ -21,7 +21,7 @@ from steps.core.ports import bring
 from steps.data.ingested import read_scenarios
 from steps.judging.watch import Watch
 from steps.project import chain, lock, store
-from steps.registry import checks, gate, looks, publish, verdict_report
+from steps.registry import checks, gate, judgements, publish, verdict_report
 from steps.registry.gate import Side, Verdict
 from steps.registry.model import RegisteredModel, fetched, logged_model, policy_of, read_registry, tagged_adapter
 
@@ -179,7 +179,7 @@ def counted(name: str, scenarios: list[Scenario], challenger: Side, other: Side)
     ids = [scenario.id for scenario in scenarios]
     try:
         with Ledger() as ledger:
-            return looks.count(ledger, name, ids, challenger.adapter_hash, other.adapter_hash)
+            return judgements.count(ledger, name, ids, challenger.adapter_hash, other.adapter_hash)
     except (UserError, SQLAlchemyError) as problem:
         reason = " ".join(str(problem).split())[:300]
         raise UserError(

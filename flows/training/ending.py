@@ -1,5 +1,5 @@
-"""The end of a training run: when it comes and which policy is the best, run/summary.json and run/report.html, the result in
-words, a scenario before and after, and commands to go on with.
+"""The end of a training run: when it comes and which policy is the best, run/summary.json, the result in words, what
+add-ons show of it, and commands to go on with.
 
 What shows transcripts asks the task's own code for the answers (`Env.outcome`). Where that fails, or a file is damaged, the
 end says so and leaves it out: the run itself is complete.
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from flows.terminal import health, report
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from flows.training import page
 from steps.analytics import gaps
 from steps.core import params
 from steps.core.errors import UserError, explain
@@ -28,17 +27,13 @@ from steps.core.stats import counted
 from steps.project.chain import BASE, SFT, START, iteration_name, label
 
 if TYPE_CHECKING:
-    from environments.base import Env
-    from steps.analytics.changes import Changes
     from steps.core.params import Params
     from steps.judging.watch import Alarm
     from steps.tracking.lasting import LastingMlflow
 
 QUIET = 2  # iterations in a row without any signal, after which training ends
-WIDTH = 100  # characters of a line of a transcript
 BEGUN = {SFT: "taught", START: "start"}  # what the policies before iteration 001 are called
 NEXT = {  # commands and a page to go on with, and what each is for
-    "run/report.html": "the run on one page for a browser, which can be sent on",
     ".venv/bin/python -m steps.analytics.transcripts {test}": "read what the agent did",
     "make view": "the same as pages, with every attempt, reward and chart",
     "make mlflow": "compare iterations and runs, open the registry",
@@ -178,22 +173,6 @@ def judged_lines(judged: dict[str, Any], n: int) -> list[str]:
     return [f" trained: {text}", f"          {result.faults()}"]
 
 
-def before_and_after(env: type[Env], changed: Changes) -> list[str]:
-    """A test scenario that the base policy fails and the trained one solves, with a few lines of what each did."""
-    from steps.analytics.changes import question
-
-    others = f"{len(changed.broken)} the other way round"
-    if not changed.fixed:
-        return [f"No test scenario is solved by the trained policy alone ({others})."]
-    change, lead = changed.fixed[0], " " * 10
-    lines = [f"One of {len(changed.fixed)} test scenarios that the trained policy alone solves ({others}):"]
-    lines.append(f"{'question':>8}  {question(change.scenario, WIDTH)}")
-    for who, side in (("base", change.before), ("trained", change.after)):
-        first, *more = side.lines(env, change.scenario, WIDTH)
-        lines += [f"{who:>8}  {first}", *(lead + line for line in more)]
-    return lines
-
-
 @contextlib.contextmanager
 def left_out(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, an error costs `what` alone, and is said."""
@@ -204,9 +183,10 @@ def left_out(what: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def write_page(params: Params, summary: dict[str, Any], tracker: LastingMlflow, say: Callable[[str], None]) -> None:
-    """Write run/report.html, and give MLflow a copy."""
-    with left_out(str(page.REPORT), say):
-        tracker.log_artifact(page.write(params, summary))
+    """Write what add-ons make of a run that has ended, such as run/report.html, and give MLflow a copy."""
+    for page in every("end"):
+        with left_out(str(page.REPORT), say):
+            tracker.log_artifact(page.write(params, summary))
 
 
 def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
@@ -215,14 +195,12 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
     for line in result_lines(summary):
         say(line)
     names = {"test": f"run/{report.tested(summary)}/test", "scenario": ""}
-    with left_out("A scenario before and after", say):
-        import environments
-        from steps.analytics.changes import changes
-
-        changed = changes(RUN, report.tested(summary))
-        for line in ["", *before_and_after(environments.load(summary["task"]), changed), ""]:
-            say(line)
-        names["scenario"] = f" SCENARIO={changed.fixed[0].scenario.id}" if changed.fixed else ""
+    for page in every("end"):
+        with left_out("A scenario before and after", say):
+            lines, scenario = page.story(summary)
+            for line in ["", *lines, ""]:
+                say(line)
+            names["scenario"] = f" SCENARIO={scenario}" if scenario else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
     say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")

@@ -2,31 +2,27 @@
 
 Each task runs one stage of dvc.yaml through DVC, which skips what is up to date. Training stops early when validation has
 not improved for `train.patience` iterations, or the reward rises while success falls (steps/judging/watch.py); the best
-iteration, not the last, is registered. `deployed` is the flow of the deployment; flows/train.py starts the same by hand, and
-imports this only when all that could be refused is checked.
+iteration, not the last, is registered. flows/train.py starts it by hand, and imports this only when all that could be
+refused is checked; flows/training/deployed.py starts it from Prefect's pages.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prefect import flow, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import cards, pages, workspace
-from flows.deployment.settings import TrainSettings
-from flows.repro import folder_lock
-from flows.repro.parameters import set_params
+from flows.deployment import cards, pages
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
-from flows.terminal.command import LOG, explained, prepare, stop_if_signalled, undisturbed
+from flows.terminal.command import stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import start, way
@@ -37,13 +33,11 @@ from flows.training.trackers import open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
-from steps.core.ports import every
 from steps.core.records import FIRST_OUTPUTS
 from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name
-from steps.runner import handover
 from steps.tracking import system_metrics
 
 BLIND = (
@@ -79,55 +73,6 @@ def run_beside(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
         raise
     finally:
         display.end_beside()
-
-
-@flow(name="train", log_prints=False)
-def deployed(settings: TrainSettings) -> dict[str, Any]:
-    """Train in the worktree that the deployment's pull step made, when this machine has room for another run."""
-    prepare()
-    with in_worktree() as (folder, display, gpus):
-        return train_deployed(folder, display, gpus, settings.assignments(), settings.chosen)
-
-
-@contextlib.contextmanager
-def in_worktree() -> Iterator[tuple[Path, RunDisplay, contextlib.ExitStack]]:
-    """Inside, a deployed run in its worktree, while this machine has room for it: the worktree, the display, and what the
-    GPUs that it owns are entered into."""
-    from prefect import get_run_logger
-    from prefect.concurrency.sync import concurrency
-
-    display = RunDisplay()
-    place = concurrency(workspace.limit(), occupy=1, strict=True)
-    with (
-        place,
-        workspace.workspace() as folder,
-        folder_lock.held(folder, f"deployed run {folder.name}"),
-        display.shown(LOG, get_run_logger()),
-        contextlib.ExitStack() as gpus,  # given back when the worker, which holds their memory, has ended
-    ):
-        try:
-            yield folder, display, gpus
-        except Exception as problem:  # the run's page shows the sentence that the command would print
-            raise UserError(explained(problem)[0]) from problem
-        finally:
-            handover.stop_workers(Path.cwd())
-
-
-def train_deployed(
-    folder: Path, display: RunDisplay, gpus: contextlib.ExitStack, assignments: list[str], task: str
-) -> dict[str, Any]:
-    """Train in a deployed run's worktree with these settings; the content of run/summary.json."""
-    params = set_params(assignments, task=task)
-    for check in every("preflight"):
-        check(params)
-    for line in start.prepare(params, keep=True):
-        display.say(line)
-    pages.rename(folder.name)
-    gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
-    summary = train_here(display, folder.name)
-    for line in result_lines(summary):
-        display.say(line)
-    return summary
 
 
 def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:

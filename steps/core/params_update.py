@@ -41,7 +41,7 @@ class Update(Loss):
     lacks is 0, and what a truncated one loses is a part, too."""
     advantages: Literal["grpo", "gigpo"] = "grpo"
     """grpo: all turns of an episode have its advantage. gigpo: each turn's is added, from turns of the scenario's other
-    attempts that start from the same state (arXiv:2505.10978, steps/training/credit.py; scale_rewards: group is the paper's
+    attempts that start from the same state (arXiv:2505.10978, addons/gigpo/credit.py; scale_rewards: group is the paper's
     division by the standard deviation, none its normaliser of 1). Not with ratios of whole episodes (gspo, luspo, vespo, and
     importance_sampling_level: sequence)."""
     gigpo_weight: float | None = Field(None, ge=0)

@@ -14,8 +14,12 @@ The ports, and what their objects are:
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
     judge       a Judge, by its name in score.judges (steps/judging/judge.py)
     comparison  a module that compares two policies by a judge: rival_of, Rival, judged, unscored (steps/evaluate.py)
-    player      play(endpoint, episodes, threads): plays episodes asked in messages, by policy.kind
-                (steps/sampling/players.py)
+    reference   references(job, scenarios) -> {what: success}, with which an evaluation is compared (steps/evaluate.py)
+    player      a module that plays for a policy without tokens, by policy.kind: play, name (steps/evaluate.py)
+    advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
+                (steps/update.py)
+    weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
+                (steps/policy/loading.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
@@ -25,6 +29,9 @@ The ports, and what their objects are:
                 flows/training/start.py
     source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
                 (flows/training/start.py, flows/train.py)
+    drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
+                rollout.resample (steps/rollout.py)
+    generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
     ingested    a module that mixes in scenarios from production: take(root, params, to) (flows/training/start.py),
                 mix(env, data, drawn, params) (steps/scenarios.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are, and
@@ -33,6 +40,8 @@ The ports, and what their objects are:
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
     trial       the writes that put a registered version on trial, by its number (flows/promote.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
+                story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from environments.kit import mixed
 from steps.core.errors import UserError
+from steps.core.ports import bring
 from steps.policy import chat_templates, pictures, template_limits
 from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
-from steps.policy.gguf import converted
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -62,7 +62,8 @@ def local(policy: Policy) -> Policy:
         check_folder(Path(policy.base_model))
         return policy
     with explained(policy):
-        return policy.model_copy(update={"base_model": str(converted(policy)), "revision": None})
+        folder = bring("weights", "gguf", "policy.base_model").converted(policy)
+        return policy.model_copy(update={"base_model": str(folder), "revision": None})
 
 
 def load_tokenizer(policy: Policy) -> Any:

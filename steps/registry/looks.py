@@ -28,17 +28,15 @@ was away, and what people learn from the scenarios won and lost and then train o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from steps.project.ledger import Ledger
-from steps.registry import decisions
 
 TESTED = ""
-SHARED = 0.1  # share of a split's scenarios above which a look at another split counts for it
 
 LOOKS = sa.Table(
     "looks",
@@ -72,22 +70,6 @@ def split_hash(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
 
 
-def count(ledger: Ledger, model: str, ids: Sequence[str], challenger: str, against: str) -> int:
-    """Record a look, unless it is recorded already, and return its number among those at this split: 1 is the first."""
-    look = Look(split_hash(ids), challenger, against)
-    with ledger.reading() as link:
-        recorded = {look_of(row) for row in rows_of(link)}
-        decided = [(name, decided_look(evidence)) for name, evidence in decisions.evidence_by_model(link)]
-    for name, older in decided:
-        if older not in recorded:
-            add(ledger, name, older, None)
-    add(ledger, model, look, list(ids))
-    with ledger.reading() as link:
-        rows = rows_of(link)
-    own = next(row["id"] for row in rows if look_of(row) == look)
-    return 1 + len({look_of(row) for row in rows if row["id"] < own and at_this_split(row, look.scenarios, set(ids))})
-
-
 def tested(ledger: Ledger, model: str, ids: Sequence[str], challenger: str) -> None:
     """Record that a run has tested this adapter, unless it has been looked at at these scenarios."""
     add(ledger, model, Look(split_hash(ids), challenger, TESTED), list(ids))
@@ -100,13 +82,6 @@ def rows_of(link: sa.Connection) -> Sequence[Any]:
 
 def look_of(row: Any) -> Look:
     return Look(*(row[name] for name in Look._fields))
-
-
-def decided_look(evidence: Mapping[str, Any]) -> Look:
-    """The look that a recorded decision rests on."""
-    verdict = evidence["verdict"]
-    adapters = [verdict["sides"][side]["adapter_hash"] for side in ("challenger", verdict["against"])]
-    return Look(verdict["scenarios"], *adapters)
 
 
 def add(ledger: Ledger, model: str, look: Look, ids: list[str] | None) -> None:
@@ -126,8 +101,3 @@ def add(ledger: Ledger, model: str, look: Look, ids: list[str] | None) -> None:
             link.execute(LOOKS.insert().values(**row))
 
     ledger.change(insert)
-
-
-def at_this_split(row: Any, scenarios: str, ids: set[str]) -> bool:
-    """Whether a row was a look at the split with these scenarios, or at enough of them."""
-    return bool(row["scenarios"] == scenarios or len(ids.intersection(row["ids"] or ())) > SHARED * len(ids))

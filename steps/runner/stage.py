@@ -4,7 +4,7 @@ A stage is a function of paths and parameters, `def rollout(scenarios: Input, tr
 and its module ends with `if __name__ == "__main__": main(rollout)`. `python -m steps.rollout --help` lists the options.
 
 FLYWHEEL_WORKER=off runs a stage in this process and not in the warm worker (steps/runner/worker.py). A stage that several
-processes share starts them itself (steps/runner/ranks.py).
+processes share starts them itself (addons/accelerate/ranks.py).
 
 Not here: what stages do, seeds, staleness (DVC decides), Prefect. Importing this module must stay a matter of milliseconds:
 it imports only the standard library, and what a running stage needs is imported when one runs.

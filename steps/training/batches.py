@@ -13,6 +13,7 @@ from steps.training import packing
 
 if TYPE_CHECKING:
     from steps.core.params import Update
+    from steps.core.records import Trajectory
 
 STD_FLOOR = 1e-4  # added to a standard deviation of rewards, as TRL does
 ROUNDING = 1e-9  # an advantage, or a difference of rewards, that is not more than this is none
@@ -205,3 +206,16 @@ def _unshared(example: Example, before: list[int]) -> int:
         len(ids) - packing.shared(ids, previous)
         for ids, previous in zip(example.ids, [before, *example.ids], strict=False)
     )
+
+
+def of_tokens(trajectory: Trajectory, turns: Sequence[float]) -> list[float] | None:
+    """The advantages of the tokens that the loss counts, [S], in the order of the training rows; None where all turns have
+    the same."""
+    if len(set(turns)) <= 1:
+        return None
+    return [
+        turns[place]
+        for places in trajectory.turns_of_rows()
+        for place in places
+        for _ in range(sum(trajectory.turns[place].mask))
+    ]

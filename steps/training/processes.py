@@ -26,7 +26,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def process() -> tuple[int, int]:
-    """(rank of this process, number of processes), as steps/runner/ranks.py or Ray set them; (0, 1) where none share."""
+    """(rank of this process, number of processes), as an add-on that launches them sets them; (0, 1) where none share."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

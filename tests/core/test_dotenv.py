@@ -39,7 +39,7 @@ INTERNAL = {
     "PREFECT_CLI_PROMPT": "flows/ui.py, for Prefect's commands",
     "PREFECT_LOCAL_STORAGE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
     "PREFECT_MEMO_STORE_PATH": "flows/ui.py and the Makefile, beside PREFECT_HOME",
-    "FLYWHEEL_STORE": "steps/runner/ranks.py, for the processes that it starts",
+    "FLYWHEEL_STORE": "addons/accelerate/ranks.py, for the processes that it starts",
     "HF_HUB_ETAG_TIMEOUT": "addons/starts/sources.py, for itself",
     "PREFECT_PORT": "the Makefile, of whose variables flows/diagnosis/machine.py speaks",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "flows/ui.py, for Prefect's server",

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 import environments
+from addons.models import players
 from addons.supervised import generate
 from environments import _new
 from environments.base import Scenario
 from steps.core.params import Endpoint, Policy
-from steps.sampling import players
 from tests.support import shop_database
 from tests.support.openai_server import Server
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import environments
-from addons.models import baselines
+from addons.models import baselines, players, token_bias
 from addons.supervised import teach
 from addons.supervised.small_policy import small_policy
 from addons.supervised.solve import Solver
@@ -22,11 +22,8 @@ from environments.kit.mixed import mixed
 from environments.kit.players import BRINGS, NoPlayer
 from environments.multiplication import Multiplication
 from flows.promotion.judging import has_script
-from steps import evaluate
-from steps.analytics import token_bias
 from steps.core.errors import UserError
 from steps.core.params import Evaluate, Policy
-from steps.sampling import players
 from steps.sampling.job import Job
 from tests.conftest import ROOT
 from tests.environments import test_environments as contract
@@ -224,9 +221,9 @@ def test_references_are_without_a_script(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(token_bias, "BiasedPolicy", Biased)
     told: list[str] = []
-    monkeypatch.setattr(evaluate, "say", told.append)
+    monkeypatch.setattr(token_bias, "say", told.append)
     job = Job(Policy(), Evaluate(), None, Bare, [], "val", 0, range(300))
-    made = evaluate.references(job, SCENARIOS)
+    made = token_bias.references(job, SCENARIOS)
     assert made == {"base with the best bias on a token": 0.5}
     assert told[0].startswith(f"evaluate.references: {SENTENCE}")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from addons.models import players
 from flows import probe
 from steps.core.params import Policy
 from steps.core.records import Trajectory, Turn
-from steps.sampling import engine, players
+from steps.sampling import engine
 from steps.sampling.job import Job
 from tests.conftest import ROOT
 

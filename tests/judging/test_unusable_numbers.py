@@ -13,6 +13,7 @@ import pytest
 
 import environments
 from addons.agents.worker import as_result
+from addons.gigpo.credit import states_of
 from addons.judges.criteria import criteria
 from addons.judges.prompts import read
 from addons.production.traces.openai_jsonl import feedback_of
@@ -25,7 +26,6 @@ from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.judging.rule import by_rule, has_rule, succeeds, unusable_line
 from steps.score import combine
-from steps.training.credit import states_of
 
 NAN, INF = float("nan"), float("inf")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import environments
+from addons.models import players
 from steps.core.params import Policy
 from steps.policy.chat import Chat
 from steps.policy.chat_templates import SMOLLM2, SMOLLM2_OWN
-from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support.templates import Family, tokenizer
 

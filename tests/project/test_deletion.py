@@ -13,7 +13,9 @@ import pytest
 
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = ("judges", "lineage", "models", "planning", "production", "starts", "supervised", "trackers")
+ADDONS = tuple(
+    "accelerate drawing gguf gigpo judges lineage models planning production report starts supervised trackers".split()
+)
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -43,6 +45,31 @@ print(json.dumps({
 """
 # What names an add-on, and the sentence that refuses it.
 NAMED: dict[str, tuple[str, dict[str, object], str]] = {
+    "gguf": (
+        "from steps.core.params import Policy; from steps.policy.loading import local; "
+        "local(Policy(base_model='model.gguf', revision='0' * 64))",
+        {},
+        "policy.base_model: gguf is brought by an add-on that addons/ does not have",
+    ),
+    "judges": (
+        "from steps.core.params import Params, load; from steps.judging.judge import asked, judge_of; "
+        "[judge_of(name, None) for name in asked(load('params.yaml', Params).score)]",
+        {"score": {"judges": {"rule": 0.0, "criteria": 1.0}}},
+        "score.judges: criteria is brought by an add-on that addons/ does not have",
+    ),
+    "models": (
+        "from environments import load; from steps.core.params import Evaluate, Policy; "
+        "from steps.evaluate import by_messages; from steps.sampling.job import Job; "
+        "by_messages(Job(Policy(kind='scripted'), Evaluate(), None, load('multiplication'), [], 'val', 0))",
+        {},
+        "policy.kind: scripted is brought by an add-on that addons/ does not have",
+    ),
+    "starts": (
+        "from flows.training import start; from steps.core.params import Params, load; "
+        "start.prepare(load('params.yaml', Params))",
+        {"policy": {"start_from": "run:nightly/001"}},
+        "policy.start_from: adapter is brought by an add-on that addons/ does not have",
+    ),
     "production": (
         "from flows.deployment.settings import PromoteSettings; from flows.promotion import judging; "
         "judging.challenge(PromoteSettings())",

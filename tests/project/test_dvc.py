@@ -243,8 +243,8 @@ def test_the_rule_of_code_can_fail(listings: Path) -> None:
     assert code_faults(bad, listings) == set()
     listing = listings / "score.json"
     content = listing.read_text()
-    listing.write_text(content.replace("addons/judges/ruler.py", "steps/training/grpo.py"))
-    assert code_faults(bad, listings) == {"addons/judges/ruler.py", "steps/training/grpo.py"}
+    listing.write_text(content.replace("steps/judging/rule.py", "steps/training/grpo.py"))
+    assert code_faults(bad, listings) == {"steps/judging/rule.py", "steps/training/grpo.py"}
     listing.write_text(content)
 
 

@@ -39,7 +39,9 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
-        **dict.fromkeys(("agents", "lineage", "models", "planning", "starts", "trackers"), 1),
+        **dict.fromkeys(
+            "accelerate agents drawing gguf gigpo lineage models planning report starts trackers".split(), 1
+        ),
         **dict.fromkeys(("judges", "production"), 2),
         **dict.fromkeys(("fleet", "supervised"), 3),
     },

@@ -22,7 +22,7 @@ from steps.core.errors import UserError
 from steps.project import ledger as ledger_module
 from steps.project import revisions
 from steps.project.ledger import REPLIES, SCHEMA, Ledger
-from steps.registry import decisions, looks
+from steps.registry import decisions, judgements, looks
 from steps.registry.decisions import Decision
 from tests.conftest import ROOT, new_database
 from tests.project.test_ledger import row
@@ -71,7 +71,7 @@ def test_a_database_from_before_revisions_is_upgraded_without_loss(url: str) -> 
         assert stored is not None
         assert stored["request"] == {"messages": ["네, مرحبا"]}
         assert decisions.record(ledger, DECIDED)
-        assert looks.count(ledger, "toy", ["t1", "t2"], "a9", "a1") == 2, "the old look counts"
+        assert judgements.count(ledger, "toy", ["t1", "t2"], "a9", "a1") == 2, "the old look counts"
         with ledger.reading() as link:
             assert [(item.why, bool(item.decided_by)) for item in decisions.listed(link)] == [
                 ("no better", False),

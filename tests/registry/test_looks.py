@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from steps.project.ledger import Ledger
 from steps.registry import decisions, looks
 from steps.registry.decisions import Decision
-from steps.registry.looks import count, split_hash, tail
+from steps.registry.judgements import count
+from steps.registry.looks import split_hash, tail
 
 IDS = [f"s{number}" for number in range(40)]
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from addons.models import players
 from environments.base import Env, Scenario, tool
 from environments.kit.waiting import Limited, TookTooLong, result_of
 from steps.core.errors import UserError
@@ -18,7 +19,7 @@ from steps.core.params import Policy, Rollout
 from steps.core.params_sections import SlowTools
 from steps.core.records import Trajectory
 from steps.policy.chat import Prompt
-from steps.sampling import episodes, players
+from steps.sampling import episodes
 from steps.sampling.job import Job
 from steps.sampling.turns import Sampled
 

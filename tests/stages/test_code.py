@@ -14,7 +14,7 @@ import environments
 from steps.code import EVERY_TASK, Imports, code, files_of, named_by
 from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params import CodeParams, Evaluate, Policy, Scenarios, Score, Update
+from steps.core.params import CodeParams, Policy, Update
 from tests.conftest import copy_project, environment
 from tests.project.test_dvc import STAGES, closure, module
 
@@ -150,14 +150,7 @@ def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monk
         shutil.rmtree("listings", ignore_errors=True)
         (tmp_path / "steps").mkdir(exist_ok=True)
         (tmp_path / "steps/rollout.py").write_text("import environments\nenvironments.load('x')\n")
-        params = CodeParams(
-            task="multiplication",
-            policy=Policy(),
-            update=Update(),
-            score=Score(),
-            evaluate=Evaluate(),
-            scenarios=Scenarios(),
-        )
+        params = CodeParams(task="multiplication", policy=Policy(), update=Update())
         code(tmp_path / "steps", tmp_path / "environments", tmp_path / "addons", Path("listings"), params)
         return dict(json.loads(Path("listings/rollout.json").read_text()))
 
@@ -217,9 +210,7 @@ def test_an_addons_code_counts_where_params_name_it(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ports, "addons", lambda: (far,))
 
     def listed(kind: str) -> set[str]:
-        settings = CodeParams.model_validate(
-            {"task": "mine", "policy": {"kind": kind}, "update": {}, "score": {}, "evaluate": {}, "scenarios": {}}
-        )
+        settings = CodeParams.model_validate({"task": "mine", "policy": {"kind": kind}, "update": {}})
         return {
             path.relative_to(tmp_path).as_posix()
             for path in Imports(tmp_path, named_by(settings, tmp_path)).closure("steps.rollout")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from addons.models import players
 from environments.base import Scenario
 from environments.multiplication import Multiplication
 from environments.tic_tac_toe import TicTacToe
@@ -36,7 +37,6 @@ from steps.core.stats import slices_of
 from steps.evaluate import evaluate
 from steps.mix import mix
 from steps.rollout import choose, rollout
-from steps.sampling import players
 from steps.sampling.job import Job
 from steps.scenarios import scenarios
 from steps.score import score

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import environments
+from addons.models import players
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.policy import loading
-from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support import tiny
 

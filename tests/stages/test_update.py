@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from addons.accelerate import ranks
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout, Update, UpdateParams
 from steps.core.records import Reward, Row, StopReason, Trajectory, Turn, write_records
-from steps.runner import ranks
 from steps.training.batches import Example
 from steps.training.fates import TRAINED
 from steps.training.grpo import Trainer

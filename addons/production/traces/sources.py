@@ -279,7 +279,7 @@ def load_task(root: Path, settings: Params) -> Task:
     """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
     test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
     import environments
-    from steps.data.generated import read_generated
+    from steps.core.ports import bring
 
     if "+" in settings.task:
         raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")
@@ -300,7 +300,8 @@ def load_task(root: Path, settings: Params) -> Task:
                 scenarios += _most(env, data, split, count // 2, settings.seed)
                 break
     if settings.scenarios.generated:
-        for split, more in read_generated(env, data, path / settings.scenarios.generated).items():
+        generated = bring("generated", "supervised", "scenarios.generated")
+        for split, more in generated.read_generated(env, data, path / settings.scenarios.generated).items():
             drawn[split] += more
     distinct = {split: list({each.id: each for each in scenarios}.values()) for split, scenarios in drawn.items()}
     return Task(env, settings.task, data, distinct["train"], distinct["val"] + distinct["test"], settings.scenarios)

@@ -12,11 +12,11 @@ import pytest
 
 import environments
 from addons.supervised import generate
+from addons.supervised.generated import essence, read_generated
 from environments import _new
 from environments.base import Scenario, normalise, split_of
 from environments.multiplication import Multiplication, split_of_pair
 from steps.core.errors import UserError
-from steps.data.generated import essence, read_generated
 from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask
 from tests.support.openai_server import Body, Server, last

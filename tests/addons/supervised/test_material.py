@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from addons.models import players
 from addons.supervised import generate, material
 from environments.multiplication import Multiplication
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.records import Reward, write_records
 from steps.judging.rule import by_rule
-from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support.openai_server import Body, Server, last
 

@@ -12,6 +12,7 @@ import pytest
 
 import environments
 from addons.judges.criteria import criteria
+from addons.models import players
 from environments.base import Env, Scenario, Split
 from environments.kit import agents
 from steps.core.errors import UserError
@@ -19,7 +20,6 @@ from steps.core.params import Policy, Scenarios
 from steps.core.records import Trajectory
 from steps.data import contamination
 from steps.judging.rule import by_rule
-from steps.sampling import players
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 LINES = [{"question": f"What is {number} + 1?", "answer": number + 1} for number in range(40)]

@@ -56,7 +56,7 @@ def test_the_gateways_code_counts_where_the_task_may_be_an_agent(
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments/mine.py").write_text(text)
     named = named_by(CodeParams(task=task, policy=Policy(), update=Update()), tmp_path / "environments")
-    assert named["agents"] == ("gateway" if counts else "none")
+    assert named["agents"] == ["gateway"] * counts
     brought = set(Imports(ROOT, named).closure("steps.rollout"))
     assert (ROOT / "addons/agents/gateway/play.py" in brought) is counts
 

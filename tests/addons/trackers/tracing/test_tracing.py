@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from addons.models import players
 from addons.trackers.tracing import deliveries, files, langfuse
 from addons.trackers.tracing import sender as tracing
 from addons.trackers.tracing.episodes import About, episode, scores
@@ -34,7 +35,6 @@ from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write
 from steps.policy.chat import Prompt
 from steps.project import store as register
 from steps.runner import stage
-from steps.sampling import players
 from tests import conftest
 from tests.conftest import MlflowServer
 

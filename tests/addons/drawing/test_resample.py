@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from addons.drawing.resample import grouped, resample
 from environments.base import Scenario
 from environments.multiplication import scenario as product
 from steps.core.errors import UserError
@@ -14,7 +15,6 @@ from steps.core.params import Agents, Policy, Rollout, RolloutParams
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.sampling import play as sampling
 from steps.sampling.job import Job
-from steps.sampling.resample import grouped, resample
 from tests.conftest import ROOT
 from tests.support.judged import attempt, words
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from addons.drawing.curriculum import Standing, draw, slice_of, weigh
 from environments.base import Scenario
 from environments.multiplication import Multiplication
 from steps.core.errors import UserError
 from steps.core.params import Agents, Curriculum, Policy, Rollout, RolloutParams, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.rollout import choose, rollout
-from steps.sampling import curriculum
-from steps.sampling.curriculum import Standing, draw, extend, slice_of, weigh
+from steps.sampling import successes
 from steps.sampling.job import Job
+from steps.sampling.successes import extend
 from steps.score import score
 from tests.conftest import ROOT
 
@@ -54,12 +55,12 @@ def test_attempts_that_could_not_be_scored_do_not_count() -> None:
 
 def test_the_history_does_not_grow_without_end() -> None:
     history: Any = []
-    for number in range(curriculum.KEPT + 5):
+    for number in range(successes.KEPT + 5):
         history = extend(history, [reward(f"s{number}", True)])
-    assert [next(iter(one)) for one in history] == [f"s{number}" for number in range(5, curriculum.KEPT + 5)]
-    assert Curriculum(window=curriculum.KEPT)
+    assert [next(iter(one)) for one in history] == [f"s{number}" for number in range(5, successes.KEPT + 5)]
+    assert Curriculum(window=successes.KEPT)
     with pytest.raises(ValidationError):
-        Curriculum(window=curriculum.KEPT + 1)
+        Curriculum(window=successes.KEPT + 1)
 
 
 # --- How scenarios are judged

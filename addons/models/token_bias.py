@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from environments.base import Scenario
-from steps.core.progress import progress
+from steps.core.progress import progress, say
 from steps.core.records import Reward, Trajectory
-from steps.judging.rule import by_rule
+from steps.core.stats import mean
+from steps.judging.rule import by_rule, succeeds
 
 if TYPE_CHECKING:
     from steps.sampling.job import Job
@@ -84,3 +85,16 @@ class BiasedPolicy:
         """The best bias on these scenarios."""
         chosen = scenarios[:CHOSEN_ON]
         return best_bias(candidates(self.play(chosen, None)[0]), lambda bias: self.success(chosen, bias))
+
+
+def references(job: Job, held_out: list[Scenario]) -> dict[str, float]:
+    """Success on these scenarios of the task's script, where it has one, and of the base policy with the best bias on one
+    token."""
+    policy, env = BiasedPolicy(job), job.env
+    bias = policy.choose(held_out)
+    results = {"base with the best bias on a token": policy.success(held_out, bias)}
+    if env.has_player("scripted"):
+        scripted = [succeeds(env, scenario, env(scenario, job.data).play("scripted")) for scenario in held_out]
+        return {"script": mean(scripted)} | results
+    say(f"evaluate.references: {env.lacks('scripted')}")
+    return results

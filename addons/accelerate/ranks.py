@@ -55,7 +55,7 @@ class Ranks:
     def _start(self, rank: int, count: int) -> Popen[bytes]:
         numbers = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
         ours = {name: str(number) for name, number in numbers.items()} | {"FLYWHEEL_STORE": str(self.folder / "store")}
-        command = [sys.executable, "-m", "steps.runner.ranks"]
+        command = [sys.executable, "-m", "addons.accelerate.ranks"]
         variables = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | ours  # else accelerate sets threads of its own
         return start(command, stdin=PIPE, stdout=PIPE, env=variables, start_new_session=True, bufsize=0)
 
@@ -141,6 +141,11 @@ def shared(count: int, function: Callable, **values: object) -> None:
     except BaseException:
         end()
         raise
+
+
+def launch(stage_function: Callable, params: Any, **files: object) -> None:
+    """Run the update in update.processes processes (the port `launcher`)."""
+    shared(params.update.processes, stage_function, **files, params=params)
 
 
 def end() -> None:

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from steps.core.errors import UserError
+from steps.core.progress import say
 from steps.training.batches import ROUNDING, STD_FLOOR
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
-    from steps.core.params import Update
+    from steps.core.params import Update, UpdateParams
     from steps.core.records import Trajectory
 
 
@@ -116,14 +119,37 @@ def share(alike: Mapping[Hashable, Sequence[float]], states: Sequence[Hashable])
     return sum(len(alike[state]) > 1 for state in states) / max(1, len(states))
 
 
-def of_tokens(trajectory: Trajectory, turns: Sequence[float]) -> list[float] | None:
-    """The advantages of the tokens that the loss counts, [S], in the order of the training rows; None where all turns have
-    the same."""
-    if len(set(turns)) <= 1:
-        return None
-    return [
-        turns[place]
-        for places in trajectory.turns_of_rows()
-        for place in places
-        for _ in range(sum(trajectory.turns[place].mask))
-    ]
+def credit_turns(
+    batch: list[Trajectory],
+    scores: list[float | None],
+    gains: list[float | None],
+    scenarios: Path | None,
+    params: UpdateParams,
+) -> tuple[list[float | None], list[list[float]], int, dict[str, float]]:
+    """GiGPO's advantages: (the largest of each trajectory, those of its turns, groups without a signal, metrics). UserError
+    where the scenarios, from which states are told, are missing."""
+    import environments
+    from environments.base import Scenario
+    from steps.core.records import read_records
+
+    if scenarios is None:
+        raise UserError(
+            "update.advantages: gigpo tells states by the scenarios: name them with --scenarios run/scenarios"
+        )
+    env = environments.load(params.task)
+    by_id = {scenario.id: scenario for scenario in read_records(Scenario, scenarios / "train.parquet")}
+    if unknown := [trajectory for trajectory in batch if trajectory.scenario_id not in by_id]:
+        raise UserError(
+            f"{scenarios} does not have the scenario {unknown[0].scenario_id} of trajectory {unknown[0].id}: sample again "
+            "(`.venv/bin/dvc repro`)"
+        )
+    unusable: list[str] = []
+    states = [states_of(env, by_id, trajectory, unusable) for trajectory in batch]
+    if unusable:
+        say(
+            f"WARNING: anchor_state gave {len(unusable)} states that cannot be compared with others ({unusable[0]} is the "
+            "first): the whole prompt stands for each; let it return a text, or None"
+        )
+    groups = [trajectory.scenario_id for trajectory in batch]
+    made = credit(gains, scores, groups, states, params.update)
+    return made.largest, made.by_turn, made.flat, made.metrics

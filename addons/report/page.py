@@ -1,6 +1,6 @@
 """run/report.html: the whole run on one page that can be sent on. It holds its own style and picture, and no script.
 
-    from flows.training import page
+    from addons.report import page
     page.write(params, summary)  # at the end of a run, beside run/summary.json
 
 It reads the stages' outputs, and is not one itself: it has the times of this run. What an agent, a judge or a setting says
@@ -26,13 +26,15 @@ from steps.project.chain import BASE
 
 if TYPE_CHECKING:
     from environments.base import Env
-    from steps.analytics.changes import Change
+    from steps.analytics.changes import Change, Changes
     from steps.core.params import Params
 
 REPORT = RUN / "report.html"
 TEMPLATE = "report.html"
 SHOWN = 3  # scenarios of each kind
 WIDTH = 200  # characters of a line of a transcript
+LINE = 100  # characters of one in the terminal
+NEXT = {str(REPORT): "the run on one page for a browser, which can be sent on"}
 
 
 def write(params: Params, summary: dict[str, Any]) -> Path:
@@ -62,6 +64,32 @@ def write(params: Params, summary: dict[str, Any]) -> Path:
     picture = base64.b64encode(curve.read_bytes()).decode() if curve.exists() else ""
     write_text(REPORT, template.render(masked(content), picture=picture))
     return REPORT
+
+
+def story(summary: dict[str, Any]) -> tuple[list[str], str]:
+    """(a test scenario before and after, as lines for the terminal; its id where the trained policy alone solves it)."""
+    import environments
+    from steps.analytics.changes import changes
+
+    changed = changes(RUN, report.tested(summary))
+    scenario = changed.fixed[0].scenario.id if changed.fixed else ""
+    return before_and_after(environments.load(summary["task"]), changed), scenario
+
+
+def before_and_after(env: type[Env], changed: Changes) -> list[str]:
+    """A test scenario that the base policy fails and the trained one solves, with a few lines of what each did."""
+    from steps.analytics.changes import question
+
+    others = f"{len(changed.broken)} the other way round"
+    if not changed.fixed:
+        return [f"No test scenario is solved by the trained policy alone ({others})."]
+    change, lead = changed.fixed[0], " " * 10
+    lines = [f"One of {len(changed.fixed)} test scenarios that the trained policy alone solves ({others}):"]
+    lines.append(f"{'question':>8}  {question(change.scenario, LINE)}")
+    for who, side in (("base", change.before), ("trained", change.after)):
+        first, *more = side.lines(env, change.scenario, LINE)
+        lines += [f"{who:>8}  {first}", *(lead + line for line in more)]
+    return lines
 
 
 def policies(summary: dict[str, Any]) -> list[dict[str, Any]]:

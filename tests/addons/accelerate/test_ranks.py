@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from steps.core.errors import UserError
 from steps.core.progress import measure, say
-from steps.runner import ranks
+from addons.accelerate import ranks
 from steps.runner.stage import Input, Output, main
 
 def shared(source: Input, result: Output, do: str = "write") -> None:

@@ -13,17 +13,14 @@ this does not promise that every scenario is played before any is played again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from steps.sampling.successes import Counts
 
 if TYPE_CHECKING:
     from environments.base import Scenario
     from steps.core.params import Curriculum
-    from steps.core.records import Reward
-
-KEPT = 50  # most iterations in the file, and therefore the widest window
-
-Counts = Mapping[str, Sequence[int]]  # scenario id -> (attempts, successes)
 
 
 class Standing(NamedTuple):
@@ -35,16 +32,6 @@ class Standing(NamedTuple):
     successes: int
     judged_by: str | None  # "scenario" or "slice": whose attempts these are
     weight: float
-
-
-def extend(history: Sequence[Counts], rewards: Iterable[Reward]) -> list[Counts]:
-    """The history, oldest first, with one more iteration."""
-    counts: dict[str, list[int]] = {}
-    for reward in rewards:
-        if reward.score is not None:
-            attempts, successes = counts.get(reward.scenario_id, (0, 0))
-            counts[reward.scenario_id] = [attempts + 1, successes + bool(reward.success)]
-    return [*history, dict(sorted(counts.items()))][-KEPT:]
 
 
 def weigh(scenarios: Sequence[Scenario], history: Sequence[Counts], settings: Curriculum) -> list[Standing]:

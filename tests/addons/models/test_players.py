@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import environments
-from addons.models import client
+from addons.models import client, players
 from environments.base import Env, Message, Scenario, is_error
 from steps import evaluate
 from steps.core import params
@@ -30,7 +30,6 @@ from steps.core.params import (
 from steps.core.progress import take_measurements
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.runner import stage
-from steps.sampling import players
 from tests.conftest import ROOT
 from tests.support.openai_server import Answer, Body, Server, calling, last, tool_call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steps.analytics.token_bias import CANDIDATES, FIRST, SIZES, Bias, best_bias, candidates
+from addons.models.token_bias import CANDIDATES, FIRST, SIZES, Bias, best_bias, candidates
 from steps.core.records import Trajectory, Turn
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from addons.gguf import conversion as gguf
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.progress import report_to
-from steps.policy import gguf
 from steps.policy.loading import load_model, load_tokenizer, local
 from tests.conftest import ROOT
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_a_gguf_file_is_refused_before_anything_loads(settings: d
 
 def test_parameters_say_what_is_wrong_without_torch() -> None:
     """Parameters are read where nothing heavy may be imported."""
-    code = "import sys; import steps.policy.gguf; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys; import addons.gguf.conversion; assert not {'torch', 'transformers'} & set(sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (process.returncode, process.stderr) == (0, "")
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import environments
+from addons.gigpo.credit import credit, states_of
 from environments.base import Env, Scenario, tool_calls, use, words
 from steps.core.params import Update
 from steps.core.records import Trajectory, Turn
 from steps.training import batches
-from steps.training.credit import credit, of_tokens, states_of
+from steps.training.batches import of_tokens
 from tests.conftest import ROOT
 
 # Three scored attempts and an unscored one at one scenario: the state before each turn, and the score of the episode.

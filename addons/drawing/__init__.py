@@ -1,0 +1,1 @@
+"""Which scenarios a batch has: a curriculum, and other scenarios for groups without variance."""

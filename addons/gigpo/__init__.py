@@ -1,0 +1,1 @@
+"""GiGPO: advantages of single turns, beside those of whole episodes."""
