@@ -27,8 +27,9 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
 
     import environments
     from steps.core import alike
+    from steps.core.ports import every
     from steps.core.records import write_records
-    from steps.data import contamination, ingested
+    from steps.data import contamination
     from steps.data.generated import read_generated
 
     env = environments.load(params.task, params.tasks)
@@ -43,12 +44,8 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
         for split, more in read_generated(env, data, task_data / params.scenarios.generated).items():
             names = {scenario.id for scenario in drawn[split]}
             drawn[split] += [scenario for scenario in more if scenario.id not in names]
-    if settings := params.scenarios.ingested:
-        more = ingested.read_version(settings)
-        drawn, counts = ingested.mixed(env, data, drawn, more, params.task, params.scenarios, params.seed)
-        say(
-            f"from production: {counts['train']} train, {counts['val']} val; {counts['left_out']} of {len(more)} left out"
-        )
+    for mix in every("scenarios"):
+        drawn = mix(env, data, drawn, params)
     report = contamination.check(env, params.task, drawn, params.scenarios)
     ids = [scenario.id for split in SPLITS for scenario in drawn[split]]
     if repeated := len(ids) - len(set(ids)):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import environments
+from addons.production.section import Serve
 from addons.production.serving import capture, counts, guard, live, trial
 from addons.production.serving.server import KEY, Server, checked_host
 from addons.production.traces import store
@@ -53,10 +54,14 @@ VLLMS = (
 )
 
 
+class ServeParams(params.RegisterParams):
+    serve: Serve
+
+
 class Follower:
     """What is served, and how it follows the alias."""
 
-    def __init__(self, root: Path, settings: params.ServeParams, alias: str, scores: live.Scores | None = None) -> None:
+    def __init__(self, root: Path, settings: ServeParams, alias: str, scores: live.Scores | None = None) -> None:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
         self.canary: str | None = None  # the version on trial that is loaded, and its share
         self.share = 0.0
@@ -169,7 +174,7 @@ class Follower:
     def read_settings(self) -> None:
         """Take the section `serve` of params.yaml as it is now; one that is wrong, or half-written, is left for later."""
         with contextlib.suppress(UserError):
-            new = params.load(self.root / "params.yaml", params.ServeParams).serve
+            new = params.load(self.root / "params.yaml", ServeParams).serve
             self.settings = self.settings.model_copy(update={"serve": new})
 
     def decide(self) -> None:
@@ -217,7 +222,7 @@ class Captured(NamedTuple):
 
 def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured: Captured | None = None) -> None:
     """Start the server and follow the alias, looked up every `seconds`, until Ctrl-C."""
-    settings = params.load("params.yaml", params.ServeParams)
+    settings = params.load("params.yaml", ServeParams)
     served_keys = key(root / KEY, user=""), secrets.token_urlsafe(24)
     stored = captured.variables(root) if captured else {}
     state = os.fspath((root / STATE).resolve())

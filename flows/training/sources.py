@@ -20,7 +20,8 @@ import yaml
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
 from steps.core.errors import UserError
-from steps.core.params import Params, Policy, short_name
+from steps.core.params import Params, Policy
+from steps.core.params_tasks import short_name
 from steps.policy.adapter import FILES, adapter_hash
 from steps.policy.loading import no_path
 from steps.project import lock

@@ -9,6 +9,7 @@ an option has, or for all that there are:
 
 The ports, and what their objects are:
 
+    section     a class with what params.yaml holds for the add-on, by its place there (steps/core/section.py)
     sampler     Engines, by policy.kind (steps/sampling/play.py)
     agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
@@ -44,6 +45,16 @@ from steps.core.errors import UserError
 
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
+# What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
+SECTIONS = {
+    "agents": "agents",
+    "policy.cluster": "fleet",
+    "policy.engines": "fleet",
+    "policy.servers": "fleet",
+    "scenarios.ingested": "production",
+    "serve": "production",
+    "sft": "supervised",
+}
 
 
 class AddOn(NamedTuple):
@@ -79,8 +90,19 @@ def bring(port: str, name: str, setting: str) -> Any:
     for addon in addons():
         if place := addon.brings.get(port, {}).get(name):
             return load(place)
+    raise UserError(lacking(port, name, setting))
+
+
+def lacking(port: str, name: str, setting: str) -> str:
+    """The sentence for a setting with a name at a port that no add-on brings."""
     there = ", ".join(names(port)) or "none"
-    raise UserError(f"{setting}: {name} is brought by an add-on that addons/ does not have (there: {there})")
+    return f"{setting}: {name} is brought by an add-on that addons/ does not have (there: {there})"
+
+
+def lacking_section(key: str) -> str:
+    """The sentence for a place in params.yaml that an add-on would bring which is not there."""
+    there = ", ".join(addon.name for addon in addons()) or "none"
+    return f"{key} is brought by the add-on {SECTIONS[key]}, which addons/ does not have (there: {there})"
 
 
 def every(port: str) -> Iterator[Any]:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import pytest
 
 from addons.fleet.replica import Replica
+from addons.fleet.section import Servers
 from environments._waiting import run
 from environments.kit.http_client import Client, Late, NoAnswer, TooMuch, Unreachable, asked
 from steps.core.errors import UserError
-from steps.core.params_policy import Servers
 from tests.conftest import ROOT, free_port
 from tests.support.slow_servers import dripping_server
 

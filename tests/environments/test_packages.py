@@ -16,7 +16,8 @@ from environments._stepped import Stepped
 from environments.base import Message, Scenario, Split, TaskProblem, is_error, use, words
 from flows.repro.tasks import check_task
 from steps.core.errors import UserError
-from steps.core.params import Params, Scenarios, short_name
+from steps.core.params import Params, Scenarios
+from steps.core.params_tasks import short_name
 from steps.data import contamination
 
 RANDOM = (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from addons.production import serve
-from addons.production.serve import SERVED, STATE, Follower
+from addons.production.serve import SERVED, STATE, Follower, ServeParams
 from addons.production.serving import guard, trial
 from addons.production.serving.server import Server, checked_host, served_key
 from addons.production.traces.store import Store
@@ -139,7 +139,7 @@ def vllm() -> Iterator[FakeVllm]:
 
 @pytest.fixture
 def follower(tmp_path: Path, registry: Registry) -> Follower:
-    settings = params.parse("task: toy\nserve: {canary: 0.5}\n", tmp_path / "params.yaml", params.ServeParams)
+    settings = params.parse("task: toy\nserve: {canary: 0.5}\n", tmp_path / "params.yaml", ServeParams)
     return Follower(tmp_path, settings, "champion")
 
 

@@ -17,7 +17,7 @@ from environments.base import Message, Scenario, count_errors, use, words
 from environments.email_search import EmailSearch
 from environments.tic_tac_toe import TicTacToe, opening, show
 from steps.core.errors import UserError
-from steps.core.params import Agents, Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
+from steps.core.params import Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
 from steps.core.records import Trajectory, read_records
 from steps.policy.adapter import adapter_hash
 from steps.rollout import rollout
@@ -259,7 +259,7 @@ def check(folder: str) -> None:
 
     def stage(name: str, opponent: Path | None, asked: Opponent | None) -> tuple[bytes, Any]:
         limits = Rollout(scenarios=4, attempts=2, max_tokens=32, opponent=asked)
-        params = RolloutParams(task="tic_tac_toe", seed=1, policy=POLICY, rollout=limits, agents=Agents())
+        params = RolloutParams(task="tic_tac_toe", seed=1, policy=POLICY, rollout=limits)
         rollout(
             DATA,
             to / "scenarios",

@@ -24,9 +24,9 @@ from addons.agents.gateway.leases import Leases, Loss
 from addons.agents.gateway.plan import Chats, Plan
 from addons.agents.gateway.rounds import SETTLE, Rounds
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
+from addons.agents.section import Agents
 from environments._agents import Result
 from environments._pictures import apart
-from steps.core.params import Agents
 from steps.policy.chat import Chat
 from steps.sampling.episodes import turn_seed
 
