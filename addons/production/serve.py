@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import environments
 from addons.production.section import Serve
-from addons.production.serving import capture, counts, guard, live, trial
-from addons.production.serving.server import KEY, Server, checked_host
+from addons.production.serving import capture, counts, live, trial
+from addons.production.serving.server import KEY, Server
 from addons.production.traces import store
 from flows.deployment.services import Services, plain
 from flows.promotion import change
@@ -39,10 +39,11 @@ from steps.core.errors import UserError, masked
 from steps.core.keys import key
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit import vllm_guard as guard
 from steps.kit.sockets import listen
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
-from steps.policy.served import HOST, PORT
+from steps.policy.served import HOST, PORT, checked_host
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash

@@ -1,8 +1,8 @@
 """The ports: what the core asks of add-ons, which it never imports.
 
 An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
-the object, as `module:attribute`, or `module` where it is one. The core asks for an object by the name that params.yaml or
-an option has, or for all that there are:
+the object, as `module:attribute`, or `module` where it is one; and under `needs` the add-ons that it uses itself. The core
+asks for an object by the name that params.yaml or an option has, or for all that there are:
 
     sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
     for check in every("preflight"): check(params)
@@ -18,13 +18,18 @@ The ports, and what their objects are:
     page        a Page of the viewer (viewer/pages.py)
     tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
+    material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
+                as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
+                params.yaml of what was open; described(entry), a line (flows/training/start.py)
+    scenarios   mix(env, data, drawn, params) -> the scenarios that were drawn, with others among them (steps/scenarios.py)
     start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
                 flows/training/start.py
-    teaching    a module with what a policy is taught by: material(params), the sources that there are, and
-                collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
+    teaching    a module with what a policy is taught by: material(params), the sources that there are
+                (flows/training/way.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
-    trial       the writes that put a registered version on trial, by its number (flows/promote.py)
+    trial       a module: share(params), of the conversations that a version on trial gets, and trial_writes(number), which
+                put it on trial (flows/promote.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
@@ -63,6 +68,7 @@ class AddOn(NamedTuple):
     name: str  # its folder's
     about: str  # one sentence
     brings: dict[str, dict[str, str]]  # port -> name -> "module:attribute"
+    needs: tuple[str, ...] = ()  # add-ons whose modules it imports, within the functions that need them
 
 
 @functools.cache
@@ -75,7 +81,8 @@ def read(path: Path) -> AddOn:
     """An add-on by its addon.toml. UserError where that cannot be read."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return AddOn(path.parent.name, content.pop("about"), content)
+        about, needs = content.pop("about"), tuple(content.pop("needs", ()))
+        return AddOn(path.parent.name, about, content, needs)
     except (tomllib.TOMLDecodeError, KeyError) as problem:
         raise UserError(f"{path} does not say what the add-on brings: {problem!r}") from None
 
@@ -110,6 +117,17 @@ def every(port: str) -> Iterator[Any]:
     for addon in addons():
         for place in addon.brings.get(port, {}).values():
             yield load(place)
+
+
+def missing(addon: AddOn) -> list[str]:
+    """What an add-on needs of others that are not there."""
+    return sorted({*addon.needs} - {other.name for other in addons()})
+
+
+def need(name: str, who: str) -> None:
+    """UserError, with who needs it, where there is no such add-on."""
+    if name not in (there := [addon.name for addon in addons()]):
+        raise UserError(f"{who} needs the add-on {name}, which addons/ does not have (there: {', '.join(there)})")
 
 
 def load(place: str) -> Any:

@@ -16,12 +16,14 @@ import pytest
 
 from addons.production import serve
 from addons.production.serve import SERVED, STATE, Follower, ServeParams
-from addons.production.serving import guard, trial
-from addons.production.serving.server import Server, checked_host, served_key
+from addons.production.serving import trial
+from addons.production.serving.server import Server, served_key
 from addons.production.traces.store import Store
 from steps.core import params
 from steps.core.errors import UserError
+from steps.kit import vllm_guard as guard
 from steps.policy.adapter import adapter_hash
+from steps.policy.served import checked_host
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision

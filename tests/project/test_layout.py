@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from steps.core import ports
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
 STAGES = """mix code scenarios initialise start rollout score update evaluate register""".split()
@@ -39,9 +41,8 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
-        **dict.fromkeys(("agents", "lineage", "planning", "supervised", "trackers"), 1),
+        **dict.fromkeys(("agents", "fleet", "lineage", "planning", "supervised", "trackers"), 1),
         "production": 2,
-        "fleet": 3,
     },
 }
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
@@ -149,6 +150,15 @@ def circles(root: Path) -> list[str]:
     return []
 
 
+def undeclared(root: Path, needs: dict[str, set[str]]) -> set[str]:
+    """`importer->imported` for each import of another add-on that addon.toml does not name under `needs`."""
+    names = modules(root)
+    pairs = ((name, other) for name, tree in names.items() for other in imports(tree, names))
+    of_addons = [(name, other) for name, other in pairs if name.startswith("addons.") and other.startswith("addons.")]
+    allowed = {room: {"", room} | others for room, others in needs.items()}
+    return {f"{name}->{other}" for name, other in of_addons if room_of(other) not in allowed.get(room_of(name), {""})}
+
+
 @functools.cache
 def without_types(tree: ast.Module) -> ast.Module:
     """A copy of the tree without `if TYPE_CHECKING:`, whose imports never run."""
@@ -168,6 +178,21 @@ def test_no_room_imports_upwards_or_sideways() -> None:
 
 def test_the_core_imports_no_addon() -> None:
     assert imports_of_addons(ROOT) == set()
+
+
+def test_an_addon_imports_only_those_that_it_says_it_needs() -> None:
+    needs = {addon.name: {*addon.needs} for addon in ports.addons()}
+    assert undeclared(ROOT, needs) == set()
+    assert undeclared(ROOT, needs | {"production": set()}) != set()
+    assert set().union(*needs.values()) <= needs.keys()
+
+
+def test_what_an_addon_needs_is_imported_within_functions() -> None:
+    """Each add-on can be imported without any other."""
+    for name, tree in modules(ROOT).items():
+        if name.startswith("addons."):
+            at_once = imports(tree, modules(ROOT), at_import=True)
+            assert {room_of(other) for other in at_once if other.startswith("addons.")} <= {"", room_of(name)}, name
 
 
 def test_nothing_imports_in_a_circle() -> None:

@@ -238,7 +238,7 @@ def serve_uploads(port: int, folder: Path) -> None:
     from starlette.middleware import Middleware
 
     from addons.fleet import vllm_server
-    from addons.production.serving.uploads import Uploads
+    from addons.fleet.uploads import Uploads
     from steps.core.params import Policy
 
     os.environ.update(vllm_server.environment(Policy(), "127.0.0.1", port, "a-key", folder, True))
@@ -261,7 +261,7 @@ def bring(port: int, adapter: Path, name: str) -> str | None:
 
 def kill_upload(draw: random.Random, folder: Path) -> tuple[bool, bool, list[str]]:
     """The same for a server that takes an adapter of 24 MB. It starts again on the folder as it is."""
-    from addons.production.serving.uploads import KEPT, PARTS
+    from addons.fleet.uploads import KEPT, PARTS
     from steps.policy.adapter import adapter_hash
 
     kept, adapter = folder / "kept", Path(tempfile.mkdtemp(dir=folder))
