@@ -89,7 +89,7 @@ def servers(count: int = 2) -> Iterator[tuple[Policy, list[Server], Path]]:
                 server.start()
             for server in started:
                 server.wait()
-            yield Policy(kind="server", servers=settings, threads=1), started, Path(name)
+            yield Policy.model_validate({"kind": "server", "servers": settings, "threads": 1}), started, Path(name)
         finally:
             for server in started:
                 server.kill()

@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from addons.production.serving.capture import Capture
-from addons.production.serving.guard import Guard
 from steps.kit.guard import LIMITED
+from steps.kit.vllm_guard import Guard
 
 ANSWER = "It is on the shelf."
 

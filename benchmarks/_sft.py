@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from addons.supervised.section import Sft
 from benchmarks._common import ROOT
 from benchmarks._trl import with_first_adapter
 from benchmarks._update import memory
-from steps.core.params import Params, Sft, load
+from steps.core.params import Params, load
 
 SETTINGS = Sft(demonstrations=("x",))  # the defaults: one pass, 16 demonstrations a step
 SEED = 1
@@ -61,9 +62,9 @@ def rows(folder: Path) -> tuple[list[Any], Any]:
 
 def run_ours(folder: str) -> dict[str, Any]:
     """Our training, from the loaded model to its last step; the adapter in ours/."""
+    from addons.supervised.fine_tuning import fine_tune
     from steps.policy.machine import prepare_training
     from steps.training import grpo
-    from steps.training.sft import fine_tune
 
     out, settings = Path(folder), params()
     began = time.perf_counter()
@@ -86,7 +87,7 @@ def run_trl(folder: str, batch: int) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    from steps.training.sft import configuration, passes
+    from addons.supervised.fine_tuning import configuration, passes
 
     out, settings = Path(folder), params()
     made, tokenizer = rows(out)

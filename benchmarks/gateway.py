@@ -68,8 +68,8 @@ def through_gateway(
     `huge`: letters of the messages that one more agent sends."""
     import environments
     from addons.agents.gateway.play import play
+    from addons.agents.section import Agents
     from environments.base import Scenario
-    from steps.core.params import Agents
     from steps.sampling.job import Job
 
     data = {"calls": calls, "tokens": tokens, "text": TEXT, "tool_seconds": tool_seconds}
@@ -83,7 +83,7 @@ def through_gateway(
     moments: list[float] = []
     with logged(prompts, moments):
         env, agents = environments.load(TASK), Agents(concurrency=at_once + bool(huge))
-        played = play(Job(params.policy, limits, adapter, env, attempts, "001", seed, task=TASK, agents=agents))
+        played = play(Job(params.policy, limits, adapter, env, attempts, "001", seed, task=TASK, settings=agents))
     seconds = moments[-1] - moments[0]
     times = [value for trajectory in played if trajectory.result for value in trajectory.result.components.values()]
     assert len(times) == episodes * calls == len(prompts), (len(times), len(prompts))

@@ -26,6 +26,7 @@ from flows.repro import folder_lock
 
 CHECKS = (
     Check("versions", machine.versions),
+    Check("addons", machine.addons),
     Check("ports", machine.ports),
     Check("disk", machine.disk),
     Check("memory", machine.memory),

@@ -64,10 +64,10 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     if not env.has_rule:
         say("A judge scores this task, and is not asked here: `make train` does that.")
         return
-    chosen_way, sentence = way.decision(measured, params, [] if params.sft else way.material(params))
-    if params.sft is not None:
+    chosen_way, sentence = way.decision(measured, params, [] if params.is_taught else way.material(params))
+    if params.is_taught:
         sentence = f"{sentence} The section sft of its settings teaches it first."
-    say(sentence if chosen_way or params.sft else f"Training would stop here: {sentence}")
+    say(sentence if chosen_way or params.is_taught else f"Training would stop here: {sentence}")
 
 
 def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[str]:

@@ -30,7 +30,7 @@ from flows.promotion.judging import Challenge, challenge, check_right, log_verdi
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.core import params
-from steps.core.ports import bring
+from steps.core.ports import every
 from steps.project import store
 from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
@@ -71,7 +71,7 @@ def publish(judged: Challenge) -> None:
     writes: list[change.Write] = [*(("tag", number, *tag) for tag in tags.items()), ("text", number, text)]
     event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
     if event == "canary":
-        writes += bring("trial", "canary", "serve.canary")(number)
+        writes += [write for trial in every("trial") for write in trial.trial_writes(number)]
     else:
         writes += change.champion_writes(model, number) if verdict.promoted else []
         writes.append(("tag", number, "promoted", str(verdict.promoted).lower()))

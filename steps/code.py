@@ -64,6 +64,7 @@ def stages(root: Path) -> dict[str, str]:
 
 def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
     """By port, the names by which a stage asks for what add-ons bring, where params.yaml decides it."""
+    from steps.core.ports import names
     from steps.judging.judge import asked
 
     is_agent = any(may_be_agent(environments, task) for task in params.tasks or [params.task])
@@ -80,7 +81,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "reference": ["baselines"] * params.evaluate.references,
         "drawing": ["resample"] * bool(params.rollout.resample) + ["curriculum"] * bool(params.rollout.curriculum),
         "generated": ["supervised"] * bool(params.scenarios.generated),
-        "ingested": ["production"] * (params.scenarios.ingested is not None),
+        "scenarios": [name for name in names("scenarios") if getattr(params.scenarios, name, None) is not None],
     }
 
 

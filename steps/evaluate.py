@@ -63,7 +63,7 @@ def evaluate(
     attempts = [(scenario, 0) for scenario in held_out]
     job = Job(
         params.policy, params.evaluate, adapter, env, attempts, split, 0, data, task_data,
-        task=params.task, agents=params.agents,
+        task=params.task, settings=params,
     )  # fmt: skip
     groups = alike.groups_of(env, held_out, data)
     if not params.policy.has_adapter:

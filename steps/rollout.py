@@ -67,7 +67,7 @@ def rollout(
     other = seated(params, opponent)
     job = Job(
         params.policy, params.rollout, adapter, env, [], iteration, seed, data, task_data,
-        opponent=other, task=params.task, agents=params.agents,
+        opponent=other, task=params.task, settings=params,
     )  # fmt: skip
 
     def play_all(scenarios: Sequence[Scenario]) -> list[Trajectory]:

@@ -27,7 +27,7 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
 
     import environments
     from steps.core import alike
-    from steps.core.ports import bring
+    from steps.core.ports import bring, every
     from steps.core.records import write_records
     from steps.data import contamination
 
@@ -44,8 +44,8 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
         for split, more in generated.read_generated(env, data, task_data / params.scenarios.generated).items():
             names = {scenario.id for scenario in drawn[split]}
             drawn[split] += [scenario for scenario in more if scenario.id not in names]
-    if params.scenarios.ingested:
-        drawn = bring("ingested", "production", "scenarios.ingested").mix(env, data, drawn, params)
+    for mix in every("scenarios"):
+        drawn = mix(env, data, drawn, params)
     report = contamination.check(env, params.task, drawn, params.scenarios)
     ids = [scenario.id for split in SPLITS for scenario in drawn[split]]
     if repeated := len(ids) - len(set(ids)):

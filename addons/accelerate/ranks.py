@@ -171,7 +171,7 @@ def call(module: str, name: str, values: dict[str, Any]) -> dict[str, float]:
     for argument, value in values.items():
         kind = stage.signature(function)[argument][0]
         if kind.endswith("Params"):
-            value = getattr(params, kind).model_validate(value)
+            value = params.declared(kind, module).model_validate(value)
         elif kind in ("Input", "Output") and value is not None:
             value = Path(value)
             if kind == "Output":

@@ -26,6 +26,7 @@ from addons.fleet import raycluster
 from addons.fleet.engine_actor import THREADS, EngineActor
 from addons.fleet.parcels import Parcel
 from addons.fleet.sameness import facts
+from addons.fleet.section import Elsewhere
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.policy.loading import local
@@ -59,7 +60,7 @@ class Fleet:
     """The engines of one policy. As shards.Engines, it has a batch of shards played."""
 
     def __init__(self, policy: Policy, modules: Iterable[str]) -> None:
-        self.policy, self.ray = policy, raycluster.connect(policy.cluster, modules)
+        self.policy, self.ray = policy, raycluster.connect(Elsewhere.of(policy).cluster, modules)
         on_gpu = raycluster.largest("GPU") > 0
         setting = "policy.tensor_parallel" if on_gpu else "policy.threads"
         size = policy.tensor_parallel if on_gpu else policy.threads
@@ -109,7 +110,7 @@ class Fleet:
 
     def grow(self, wanted: int) -> None:
         """Start engines where nodes have room for them, up to `wanted` and policy.engines."""
-        wanted = min(wanted, self.policy.engines or wanted)
+        wanted = min(wanted, Elsewhere.of(self.policy).engines or wanted)
         on_node = Counter(member.node for member in self.members.values())
         room: dict[str, int] = {}
         for node in raycluster.alive_nodes():

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.accelerate import ranks
 from addons.fleet import raycluster
+from addons.fleet.section import Elsewhere
 from steps.core import errors, progress
 from steps.core.errors import UserError
 from steps.runner import stage
@@ -55,7 +56,7 @@ class StageFailed(Exception):
 
 def launch(function: Callable, params: UpdateParams, **files: object) -> None:
     """Run the stage update on these files on the cluster (update.launcher: ray)."""
-    raycluster.connect(params.policy.cluster)
+    raycluster.connect(Elsewhere.of(params.policy).cluster)
     raycluster.make_room()
     shared(params.update.processes, params.policy.threads, function, **files, params=params)
 

@@ -22,8 +22,8 @@ from steps.policy import probe
 from steps.policy.loading import local
 
 if TYPE_CHECKING:
+    from addons.fleet.section import Servers
     from steps.core.params import Policy
-    from steps.core.params_policy import Servers
 
 PREFIX = "flywheel-"  # of the names of adapters on the servers
 FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from addons.fleet.replica import PREFIX, Away, Refused, Replica
+from addons.fleet.section import Elsewhere
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.policy import probe
@@ -56,8 +57,9 @@ class Fleet:
     """The servers of a policy. Everything that is asynchronous here runs in a thread of its own."""
 
     def __init__(self, policy: Policy) -> None:
-        assert policy.servers is not None
-        self.policy, self.settings = policy, policy.servers
+        settings = Elsewhere.of(policy).servers
+        assert settings is not None
+        self.policy, self.settings = policy, settings
         urls = list(dict.fromkeys(url.rstrip("/") for url in self.settings.urls or os.environ.get(URLS, "").split()))
         if not urls:
             raise UserError(

@@ -5,7 +5,7 @@
     python -m addons.fleet.vllm_server --print          # the command alone, for a machine with vLLM and without this project
 
 The key is made once, in .flywheel/vllm-server.key; the flow gets it in the variable that `policy.servers.key_env` names.
-Everything but /health asks for it. Adapters come over HTTP (addons/production/serving/uploads.py), or from a folder
+Everything but /health asks for it. Adapters come over HTTP (addons/fleet/uploads.py), or from a folder
 that both see (`policy.servers.adapters`). Two servers on one machine without GPUs: give each cores of its own (`taskset
 -c 1 make …`).
 """
@@ -19,8 +19,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from addons.production.serving import guard, uploads
-from addons.production.serving.server import LIMITED_SERVER, checked_host, of_every_server
+from addons.fleet import uploads
 from flows.deployment.services import Services, plain
 from flows.terminal.command import stop_once
 from steps.core import dotenv, params
@@ -28,9 +27,10 @@ from steps.core.keys import key
 from steps.core.params import Policy
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit import vllm_guard as guard
 from steps.policy.loading import local
 from steps.policy.machine import own_cores, preloaded
-from steps.policy.served import HOST, PORT, RANKS, SERVER
+from steps.policy.served import HOST, LIMITED_SERVER, PORT, RANKS, SERVER, checked_host, of_every_server
 
 KEY = Path(".flywheel/vllm-server.key")
 VLLMS = (

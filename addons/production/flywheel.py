@@ -36,6 +36,7 @@ from flows.terminal.command import LOG, prepare, run_command
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import Params, PromoteParams
+from steps.core.params_tasks import short_name
 from steps.core.ports import every
 from steps.core.yaml_text import read_mapping
 from steps.data.ingested import INGESTED, read_rows
@@ -134,7 +135,7 @@ def registered(root: Path, task: str) -> RegisteredModel | None:
 def model_of(root: Path, task: str) -> str:
     """The name of the registered model of params.yaml, or of the task where that is of another one."""
     parameters = params.load(root / "params.yaml", PromoteParams)
-    return parameters.model if parameters.task == task else params.short_name(task)
+    return parameters.model if parameters.task == task else short_name(task)
 
 
 def current_seed(root: Path, task: str) -> int:

@@ -26,14 +26,15 @@ from addons.production.traces.forget import keys_of
 from flows.repro import folder_lock
 from steps.core import dotenv, params
 from steps.core.errors import UserError
-from steps.core.ports import bring
+from steps.core.ports import need
 from steps.core.terminal import exit_code
 from steps.project.ledger import Ledger
 
 
 def run(root: Path, names: list[str], capture: Path) -> list[str]:
     """Delete the conversations; returns the lines of the report. UserError where nothing is known of any of them."""
-    index = bring("index", "lineage", "addons.production.forget")
+    need("lineage", "addons.production.forget")
+    from addons.lineage import index
     from addons.lineage.questions import data_sets
 
     keys = keys_of(names)

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import environments
-from addons.production.serving import capture, counts, guard, live, trial
-from addons.production.serving.server import KEY, Server, checked_host
+from addons.production.section import Serve
+from addons.production.serving import capture, counts, live, trial
+from addons.production.serving.server import KEY, Server
 from addons.production.traces import store
 from flows.deployment.services import Services, plain
 from flows.promotion import change
@@ -38,10 +39,11 @@ from steps.core.errors import UserError, masked
 from steps.core.keys import key
 from steps.core.progress import say
 from steps.core.terminal import served
+from steps.kit import vllm_guard as guard
 from steps.kit.sockets import listen
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
-from steps.policy.served import HOST, PORT
+from steps.policy.served import HOST, PORT, checked_host
 from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
@@ -53,10 +55,14 @@ VLLMS = (
 )
 
 
+class ServeParams(params.RegisterParams):
+    serve: Serve
+
+
 class Follower:
     """What is served, and how it follows the alias."""
 
-    def __init__(self, root: Path, settings: params.ServeParams, alias: str, scores: live.Scores | None = None) -> None:
+    def __init__(self, root: Path, settings: ServeParams, alias: str, scores: live.Scores | None = None) -> None:
         self.root, self.settings, self.alias, self.scores = root, settings, alias, scores
         self.canary: str | None = None  # the version on trial that is loaded, and its share
         self.share = 0.0
@@ -169,7 +175,7 @@ class Follower:
     def read_settings(self) -> None:
         """Take the section `serve` of params.yaml as it is now; one that is wrong, or half-written, is left for later."""
         with contextlib.suppress(UserError):
-            new = params.load(self.root / "params.yaml", params.ServeParams).serve
+            new = params.load(self.root / "params.yaml", ServeParams).serve
             self.settings = self.settings.model_copy(update={"serve": new})
 
     def decide(self) -> None:
@@ -217,7 +223,7 @@ class Captured(NamedTuple):
 
 def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured: Captured | None = None) -> None:
     """Start the server and follow the alias, looked up every `seconds`, until Ctrl-C."""
-    settings = params.load("params.yaml", params.ServeParams)
+    settings = params.load("params.yaml", ServeParams)
     served_keys = key(root / KEY, user=""), secrets.token_urlsafe(24)
     stored = captured.variables(root) if captured else {}
     state = os.fspath((root / STATE).resolve())

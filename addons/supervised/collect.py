@@ -13,12 +13,13 @@ from typing import Any
 
 import environments
 from addons.supervised.chats import READ, read_demonstrations
+from addons.supervised.section import Sft
 from addons.supervised.teach import taught
 from environments.base import Env, Scenario
 from flows.training.way import OWN
 from steps.core.errors import UserError
 from steps.core.files import json_lines
-from steps.core.params import Params, Sft
+from steps.core.params import Params
 from steps.core.records import Reward, Trajectory, read_records
 from steps.data.ingested import INGESTED
 from steps.project.chain import read_chain
@@ -29,21 +30,44 @@ TRIED = 16  # scenarios at which the scripted player is tried before a run is ta
 SHOWN, DRAWS = 240, 8  # training scenarios at which it shows how the task is done, and from how many draws at most
 
 
+def asked(params: Params) -> dict[str, Any]:
+    """What decides which demonstrations are brought, as JSON data."""
+    settings = Sft.of(params)
+    kept = {"demonstrations", "from_runs", "min_reward"}
+    return {} if settings is None else {"sft": settings.model_dump(mode="json", include=kept)}
+
+
+def take(root: Path, params: Params, folder: Path) -> dict[str, Any]:
+    """The demonstrations, written into start/: what they are."""
+    return collect(root, params, folder / "demonstrations.jsonl")
+
+
+def resolved(params: Params, entry: dict[str, Any]) -> list[str]:
+    """Assignments to params.yaml: none, since a file is named and not a version of it."""
+    return []
+
+
+def described(entry: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count} of {name}" for name, count in entry["from"].items())
+    return f"learns from {entry['rows']} demonstrations first: {counts}"
+
+
 def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
     """Write all demonstrations to the file `to`: what they are, as {"rows", "from": {source: rows}, "repeated"}. UserError
     where a source has none."""
-    assert params.sft is not None
+    settings = Sft.of(params)
+    assert settings is not None
     counts: dict[str, int] = {}
     texts: dict[str, str] = {}  # by what is learnt: the line
     total = 0
-    for name in params.sft.demonstrations:
+    for name in settings.demonstrations:
         lines = of_player(params) if name == PLAYER else of_file(root, name, params.task)
         counts[name] = len(lines)
         total += len(lines)
         for line in lines:
             texts.setdefault(identity(line), line)
-    for name in params.sft.from_runs:
-        lines = of_run(root, name, params, params.sft)
+    for name in settings.from_runs:
+        lines = of_run(root, name, params, settings)
         counts[f"run:{name}"] = len(lines)
         total += len(lines)
         for line in lines:

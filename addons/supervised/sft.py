@@ -16,7 +16,7 @@ from steps.core.stats import added
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
-    from steps.core.params import SftParams
+    from addons.supervised.params import SftParams
 
 
 def sft(
@@ -37,13 +37,13 @@ def sft(
 
     import environments
     from addons.supervised import chats
+    from addons.supervised.fine_tuning import divided, fine_tune
     from addons.supervised.variations import variations
     from steps.core.records import Row
     from steps.policy.chat import Chat
     from steps.policy.loading import load_chat
     from steps.policy.machine import prepare_training
     from steps.training import grpo
-    from steps.training.sft import divided, fine_tune
 
     settings = params.sft
     assert settings is not None  # SftParams checks it

@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
 from flows.diagnosis.processes import is_within, listeners, read
+from steps.core import ports as ports_of_addons
 from steps.core.errors import UserError
 from steps.kit.sockets import listen
 
@@ -36,6 +37,20 @@ names = [torch.cuda.get_device_name(device) for device in devices]
 free = [torch.cuda.mem_get_info(device)[0] for device in devices]
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "names": names, "free": free}))
 """
+
+
+# --- Add-ons
+
+
+def addons(where: Place) -> list[Finding]:
+    """A finding for each add-on that needs one which is not there."""
+    return [
+        Finding(
+            "addons", WARN, f"{addon.name} needs {', '.join(lacking)}, and refuses without it what it is needed for"
+        )
+        for addon in ports_of_addons.addons()
+        if (lacking := ports_of_addons.missing(addon))
+    ] or [Finding("addons", OK, ", ".join(addon.name for addon in ports_of_addons.addons()) or "none")]
 
 
 # --- Versions

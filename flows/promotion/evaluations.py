@@ -20,7 +20,7 @@ from steps.data.ingested import INGESTED, read_scenarios
 from steps.project import lock
 from steps.registry import gate
 from steps.registry.model import policy_of
-from steps.runner.stage import command, is_warm
+from steps.runner.stage import is_warm, run_shown
 
 if TYPE_CHECKING:
     from environments.base import Scenario
@@ -117,7 +117,7 @@ def evaluated(
 @task(task_run_name="{stage} {iteration}", cache_policy=NO_CACHE)
 def run_stage(stage: str, iteration: str, arguments: dict[str, str]) -> None:
     """Run a stage on these paths, without DVC. StageFailed where it fails; KeyboardInterrupt on Ctrl-C."""
-    code, text = command(f"steps.{stage}", stage, arguments, is_warm())
+    code, text = run_shown(f"steps.{stage}", stage, arguments, is_warm())
     if code == 130:
         raise KeyboardInterrupt
     if code:

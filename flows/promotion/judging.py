@@ -17,7 +17,7 @@ from steps.core import alike, params
 from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
-from steps.core.ports import bring
+from steps.core.ports import every
 from steps.data.ingested import read_scenarios
 from steps.judging.watch import Watch
 from steps.project import chain, lock, store
@@ -46,8 +46,6 @@ def challenge(settings: VersionSettings, also_champion: bool = False) -> Challen
         raise UserError(
             f"params.yaml is of the model {parameters.model}, not {settings.model}: name a run of that with `run`"
         )
-    if parameters.serve.canary:
-        bring("trial", "canary", "serve.canary")
     model = read_registry(root, parameters.model)
     challenger = model.version(settings.version)
     champion = model.versions[model.aliases["champion"]] if "champion" in model.aliases else None
@@ -246,7 +244,12 @@ def run_of(model: RegisteredModel, challenger: Any, parameters: PromoteParams) -
 
 def on_trial(judged: Challenge) -> bool:
     """Whether a version that passes gets a share of the traffic before it is champion."""
-    return judged.parameters.serve.canary > 0 and "champion" in judged.model.aliases
+    return share_on_trial(judged) > 0 and "champion" in judged.model.aliases
+
+
+def share_on_trial(judged: Challenge) -> float:
+    """The share of the conversations that a version gets which passes, before it is champion."""
+    return max((float(trial.share(judged.parameters)) for trial in every("trial")), default=0.0)
 
 
 def print_end(judged: Challenge, dry_run: bool) -> None:
@@ -262,7 +265,7 @@ def print_end(judged: Challenge, dry_run: bool) -> None:
         passes = "it passes against" if verdict.promoted else f"{verdict.reason}, against"
         print(f"{entry} is the champion already: {passes} the base policy.")
     elif verdict.promoted and on_trial(judged):
-        share = f"{judged.parameters.serve.canary:.0%} of the conversations"
+        share = f"{share_on_trial(judged):.0%} of the conversations"
         print(
             f"{entry} {'would get' if dry_run else 'gets'} {share} of `make serve`; what people say of its answers decides."
         )

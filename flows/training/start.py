@@ -1,5 +1,5 @@
 """What a run starts from, brought together in start/, which DVC versions: the adapter of policy.start_from, the
-champion that rollout.opponent seats, the demonstrations of sft, and the scenarios from production of scenarios.ingested.
+champion that rollout.opponent seats, and what add-ons bring (port `material`): demonstrations, scenarios from production.
 
 An address such as models:/email_search@champion means another adapter tomorrow. So it is resolved once, before anything of
 the run is made: the adapter is copied to start/policy, the champion to start/champion, demonstrations to
@@ -19,8 +19,9 @@ from typing import Any
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
-from steps.core.params import Params, short_name
-from steps.core.ports import bring, every
+from steps.core.params import Params
+from steps.core.params_tasks import short_name
+from steps.core.ports import bring, every, names
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
 from steps.project.git import git
@@ -31,7 +32,7 @@ ORIGIN = "origin.json"
 
 def origins(params: Params) -> list[str]:
     """The stages before iteration 001 that make what it continues: START, SFT, both or none."""
-    return [START] * (params.policy.start_from is not None) + [SFT] * (params.sft is not None)
+    return [START] * (params.policy.start_from is not None) + [SFT] * params.is_taught
 
 
 def opponent(params: Params) -> int | str | None:
@@ -79,12 +80,8 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
         if opponent(params) == CHAMPION:
             source = bring("source", "adapter", "rollout.opponent")
             origin["opponent"] = source.bring_champion(root, params, temporary / Path(CHAMPION).name)
-        if params.sft is not None:
-            taught = bring("teaching", "supervised", "sft")
-            origin["demonstrations"] = taught.collect(root, params, temporary / "demonstrations.jsonl")
-        if params.scenarios.ingested is not None:
-            production = bring("ingested", "production", "scenarios.ingested")
-            origin["scenarios"] = production.take(root, params, temporary / "scenarios.jsonl")
+        for name, brought in materials(params).items():
+            origin[name] = brought.take(root, params, temporary)
         (temporary / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
         for check in every("start"):
             check(root, params, temporary)
@@ -97,12 +94,6 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     return described(origin)
 
 
-def pin(params: Params, origin: dict[str, Any]) -> None:
-    """Set scenarios.ingested.version in params.yaml, where it was open: the stage scenarios depends on it."""
-    if params.scenarios.ingested is not None and params.scenarios.ingested.version is None:
-        set_params([f"scenarios.ingested.version={json.dumps(origin['scenarios']['version'])}"])
-
-
 def asked_for(params: Params) -> dict[str, Any]:
     """What decides what start/ holds, as JSON data."""
     asked: dict[str, Any] = {}
@@ -110,12 +101,22 @@ def asked_for(params: Params) -> dict[str, Any]:
         asked |= {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
     if opponent(params) == CHAMPION:
         asked["opponent"] = champion_of(params)
-    if params.sft is not None:
-        kept = {"demonstrations", "from_runs", "min_reward"}
-        asked["sft"] = params.sft.model_dump(mode="json", include=kept)
-    if params.scenarios.ingested is not None:
-        asked["ingested"] = params.scenarios.ingested.version
+    for brought in materials(params).values():
+        asked |= brought.asked(params)
     return asked
+
+
+def materials(params: Params) -> dict[str, Any]:
+    """What add-ons bring to start/, by its name in origin.json, where these parameters ask for it."""
+    modules = {name: bring("material", name, "start") for name in names("material")}
+    return {name: module for name, module in modules.items() if module.asked(params)}
+
+
+def pin(params: Params, origin: dict[str, Any]) -> None:
+    """Set in params.yaml what was open there and has been resolved: stages depend on it."""
+    for name, brought in materials(params).items():
+        if open_ones := brought.resolved(params, origin[name]):
+            set_params(open_ones)
 
 
 def read_origin(folder: Path) -> dict[str, Any] | None:
@@ -135,9 +136,5 @@ def described(origin: dict[str, Any]) -> list[str]:
         )
     if champion := origin.get("opponent"):
         lines.append(f"plays against {champion['resolved']}: adapter {champion['adapter']}{champion['about']}")
-    if demonstrations := origin.get("demonstrations"):
-        counts = ", ".join(f"{count} of {name}" for name, count in demonstrations["from"].items())
-        lines.append(f"learns from {demonstrations['rows']} demonstrations first: {counts}")
-    if scenarios := origin.get("scenarios"):
-        lines.append(f"mixes in scenarios from production: {scenarios['rows']}, version {scenarios['version']}")
-    return lines
+    brought = (name for name in names("material") if name in origin)
+    return lines + [bring("material", name, "start").described(origin[name]) for name in brought]

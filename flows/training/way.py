@@ -32,7 +32,7 @@ FIRST = iteration_name(1)
 def choose(params: Params, measure: Callable[[], Readiness], say: Callable[[str], None]) -> Params:
     """The parameters with which the run goes on, those of params.yaml; `measure` makes the first attempts. UserError where
     the run could learn nothing."""
-    if params.sft is not None or params.train.way == "grpo":
+    if params.is_taught or params.train.way == "grpo":
         return params
     sources = material(params)
     if params.train.way == "sft":

@@ -5,27 +5,25 @@ are top-level keys (`RolloutParams`): it gets nothing else, and a test holds `pa
 are the recipe for the embedded policy. Unknown keys and values out of range end the command with one sentence.
 
 Each field's meaning, default and range stand in steps/core/params_policy.py, params_sections.py, params_update.py and
-params_loss.py.
+params_loss.py, and those of an add-on in its section.py (steps/core/section.py).
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from environments import did_you_mean
-from environments.kit.shares import PLUS, shares
+from environments.kit.shares import PLUS
+from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params_policy import Endpoint, Lora, Policy, Section
+from steps.core.params_policy import Endpoint, Lora, Policy
 from steps.core.params_sections import (
-    Agents,
     Criteria,
     Curriculum,
     Evaluate,
-    Ingested,
     Judges,
     Opponent,
     Promote,
@@ -34,19 +32,22 @@ from steps.core.params_sections import (
     Ruler,
     Scenarios,
     Score,
-    Serve,
-    Sft,
     Train,
 )
+from steps.core.params_tasks import check_tasks, short_name
 from steps.core.params_update import Update
+from steps.core.section import Section, at, opened, sections_in
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Agents", "Criteria", "Curriculum", "Endpoint", "Evaluate", "Ingested", "Judges", "Lora", "Opponent", "Policy",
-    "Promote", "Register", "Rollout", "Ruler", "Scenarios", "Score", "Section", "Serve", "Sft", "Train", "Update",
+    "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Opponent", "Policy", "Promote", "Register",
+    "Rollout", "Ruler", "Scenarios", "Score", "Section", "Train", "Update",
 ]  # fmt: skip
 
+ELSEWHERE = {"sampler": "policy.kind", "launcher": "update.launcher"}  # port -> the setting that may be ray or server
 
+
+@opened()
 class Params(Section):
     """The whole of params.yaml."""
 
@@ -59,19 +60,16 @@ class Params(Section):
     policy: Policy = Policy()
     scenarios: Scenarios = Scenarios()
     rollout: Rollout = Rollout()
-    agents: Agents = Agents()
     score: Score = Score()
-    sft: Sft | None = None
     update: Update = Update()
     evaluate: Evaluate = Evaluate()
     register_: Register = Field(Register(), alias="register")
     promote: Promote = Promote()
-    serve: Serve = Serve()
     train: Train = Train()
 
     @model_validator(mode="after")
     def check(self) -> Params:
-        self._check_tasks()
+        check_tasks(self)
         if self.rollout.scenarios > self.scenarios.train:
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
@@ -116,6 +114,11 @@ class Params(Section):
                 "(train.iterations × update.steps_per_generation × update.num_iterations): update.learning_rate would never "
                 "be reached; lower it, or train longer"
             )
+        for port, setting in ELSEWHERE.items():
+            if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
+                raise ValueError(ports.lacking(port, name, setting))
+        for section in sections_in(self):
+            section.check_with(self)
         if self.rollout.opponent is not None and self.policy.kind in ("ray", "server"):
             raise ValueError(
                 f"rollout.opponent does not go with policy.kind: {self.policy.kind}: only the engine in the stage's own "
@@ -124,58 +127,15 @@ class Params(Section):
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 
-    def _check_tasks(self) -> None:
-        """ValueError for what is no name, for a task beside `tasks`, and for settings that speak of a single task."""
-        if self.tasks is None:
-            if PLUS in self.task:
-                each = ", ".join(f"{name}: 1" for name in self.task.split(PLUS))
-                raise ValueError(f"task: {self.task[:80]!r} are several tasks: write `tasks: {{{each}}}` in its place")
-            check_name("task", self.task)
-            return
-        for name in self.tasks:
-            check_name("tasks", name)
-        if len(self.tasks) < 2:
-            raise ValueError("tasks: name two tasks at least, each with its weight; a single one is `task: <name>`")
-        if min(self.tasks.values()) < 1:
-            raise ValueError(f"tasks: the weights must be whole numbers from 1 on, not {min(self.tasks.values())}")
-        joined = PLUS.join(sorted(self.tasks))
-        if "task" in self.model_fields_set and self.task != joined:
-            raise ValueError(
-                f"task ({self.task[:80]}) and tasks ({joined}) cannot both be set: take one of the two out"
-            )
-        object.__setattr__(self, "task", joined)
-        for key, value in {
-            "scenarios.generated": self.scenarios.generated,
-            "scenarios.ingested": self.scenarios.ingested,
-            "rollout.opponent": self.rollout.opponent,
-            "sft": self.sft,
-            "score.ruler": self.score.ruler,
-            "evaluate.judge": self.evaluate.judge,
-        }.items():
-            if value is not None:
-                raise ValueError(f"{key} speaks of a single task, and does not go with tasks: take one of the two out")
-        weights = dict(sorted(self.tasks.items()))
-        for key, count in {
-            "rollout.scenarios": self.rollout.scenarios,
-            **{f"scenarios.{split}": getattr(self.scenarios, split) for split in ("train", "val", "test")},
-        }.items():
-            if forgotten := [name for name, weight in weights.items() if count * weight < sum(weights.values())]:
-                raise ValueError(
-                    f"{key} ({count}) leaves {forgotten[0]} less than one scenario, by its weight in tasks: raise {key} to "
-                    f"{-(-sum(weights.values()) // weights[forgotten[0]])} at least, or the weight"
-                )
-        of_train = shares(weights, self.scenarios.train)
-        for name, weight in weights.items():
-            if (most := -(-self.rollout.scenarios * weight // sum(weights.values()))) > of_train[name]:
-                raise ValueError(
-                    f"rollout.scenarios ({self.rollout.scenarios}) takes up to {most} of {name}, which has {of_train[name]} "
-                    f"of scenarios.train ({self.scenarios.train}): raise scenarios.train"
-                )
+    @property
+    def is_taught(self) -> bool:
+        """Whether supervised training comes before iteration 001, which an add-on brings with the section sft."""
+        return at(self, "sft") is not None
 
     def _check_start(self) -> None:
         """Put in the default reference. ValueError for a reference that is the base policy, and for optimiser state that
         training would not carry on."""
-        has_start = self.policy.start_from is not None or self.sft is not None
+        has_start = self.policy.start_from is not None or self.is_taught
         if self.update.reference is None and self.update.beta:
             update = self.update.model_copy(update={"reference": "start" if has_start else "base"})
             object.__setattr__(self, "update", update)
@@ -184,18 +144,9 @@ class Params(Section):
                 "update.reference: start would have no effect without policy.start_from or sft: a fresh adapter is the base "
                 "policy; take it out"
             )
-        if self.policy.start_optimizer and self.sft is not None:
-            raise ValueError(
-                "policy.start_optimizer would have no effect with sft, which trains in between; take one of the two out"
-            )
 
     def _check_shards(self) -> None:
-        """ValueError for shards that would be empty or that nobody reads, and for a cluster that nobody reads."""
-        if self.policy.cluster is not None and "ray" not in (self.policy.kind, self.update.launcher):
-            raise ValueError(
-                f"policy.cluster would have no effect with policy.kind: {self.policy.kind} and update.launcher: "
-                f"{self.update.launcher}; take it out"
-            )
+        """ValueError for shards that would be empty or that nobody reads."""
         if self.rollout.shards > self.rollout.scenarios:
             few = f"rollout.scenarios ({self.rollout.scenarios}): a scenario's attempts stay together"
             raise ValueError(f"rollout.shards ({self.rollout.shards}) is more than {few}")
@@ -207,16 +158,6 @@ class Params(Section):
                 raise ValueError(
                     f"{name}.shards would have no effect with policy.kind: {self.policy.kind}; take it out"
                 )
-
-
-def check_name(key: str, name: str) -> None:
-    """ValueError for what is no name of a task. dvc.yaml writes it into the commands and paths of stages, so it holds
-    nothing that a shell would read."""
-    if not re.fullmatch(r"\w+(\.\w+)*|\w+:[\w-]+(\.\w+)?(\?[\w=.&-]+)?", name, re.ASCII):
-        raise ValueError(
-            f"{key}: {name[:80]!r} is no name of a task: letters, digits and _ only, with dots for a module elsewhere "
-            "(email_search, my_package.my_task), or a package's environment (gymnasium:Taxi-v4)"
-        )
 
 
 class CodeParams(Section):
@@ -261,26 +202,13 @@ class StartParams(Learning):
     policy: Policy
 
 
-class SftParams(Learning):
-    task: str
-    seed: int
-    policy: Policy
-    sft: Sft | None
-
-    @model_validator(mode="after")
-    def check_sft(self) -> Self:
-        if self.sft is None:
-            raise ValueError("sft: params.yaml says nothing of it, so there are no demonstrations to learn from")
-        return self
-
-
+@opened("", "agents")
 class RolloutParams(Learning):
     task: str
     tasks: dict[str, int] | None = None
     seed: int
     policy: Policy
     rollout: Rollout
-    agents: Agents
 
 
 class ScoreParams(Section):
@@ -297,17 +225,12 @@ class UpdateParams(Learning):
     score: Score = Score()
 
 
+@opened("", "agents")
 class EvaluateParams(Section):
     task: str
     policy: Policy
     evaluate: Evaluate
-    agents: Agents
     score: Score
-
-
-def short_name(task: str) -> str:
-    """A task's name where dots, colons and the like have a meaning of their own, as in the registry."""
-    return re.sub(r"[^\w-]+", "_", task) if ":" in task else task.rpartition(".")[2]
 
 
 class RegisterParams(Learning):
@@ -322,15 +245,18 @@ class RegisterParams(Learning):
         return self.register_.name or PLUS.join(map(short_name, self.task.split(PLUS)))
 
 
+@opened("", "serve")
 class PromoteParams(RegisterParams):
     evaluate: Evaluate
     promote: Promote
     score: Score
-    serve: Serve
 
 
-class ServeParams(RegisterParams):
-    serve: Serve
+def declared(kind: str, stage: str) -> type[BaseModel]:
+    """The class of parameters that a stage's function names: one of the above, or of the params.py of its add-on."""
+    own = vars(ports.load(f"{stage.rpartition('.')[0]}.params")) if stage.startswith("addons.") else {}
+    found: type[BaseModel] = own.get(kind) or globals()[kind]
+    return found
 
 
 P = TypeVar("P", bound=BaseModel)
@@ -382,7 +308,9 @@ def describe(problem: ValidationError) -> str:
     sentences = []
     for mistake in problem.errors(include_url=False):
         key = ".".join(str(part) for part in mistake["loc"])
-        if mistake["type"] == "extra_forbidden":
+        if mistake["type"] == "extra_forbidden" and key in ports.SECTIONS:
+            sentences.append(ports.lacking_section(key))
+        elif mistake["type"] == "extra_forbidden":
             valid = _keys_beside(mistake["loc"])
             listed = f" (known: {', '.join(valid)})" if valid else ""
             sentences.append(f"{key} is not a known key{listed}{did_you_mean(str(mistake['loc'][-1]), valid)}")

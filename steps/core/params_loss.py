@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from steps.core.params_policy import Section
+from steps.core.section import Section
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "luspo")  # losses whose ratio is clipped on both sides
 # epsilon and epsilon_high: of single tokens, of whole trajectories (as GSPO's paper), and of losses that have their own

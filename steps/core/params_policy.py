@@ -1,17 +1,13 @@
-"""The section `policy` of params.yaml, and what each section is. See steps/core/params_sections.py."""
+"""The section `policy` of params.yaml. See steps/core/params_sections.py."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A frozen mapping of params.yaml that refuses unknown keys, NaN and infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+from steps.core.section import Section, opened
 
 
 class Lora(Section):
@@ -50,7 +46,7 @@ class Endpoint(Section):
     """Price of a million output tokens."""
     max_cost: float | None = Field(None, gt=0)
     """The most that one command's calls may cost; it stops before it would pass that. null: no limit."""
-    extra_body: dict[str, Any] = {}
+    extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each request, as the server documents them."""
 
     @model_validator(mode="after")
@@ -68,37 +64,7 @@ class Endpoint(Section):
         return (input_tokens * self.price_in + output_tokens * self.price_out) / 1e6
 
 
-class Servers(Section):
-    """vLLM's servers that sample for policy.kind: server (addons/fleet/vllm_server.py starts one; docs/gpu.md)."""
-
-    urls: list[str] = []
-    """Their addresses: http(s)://host[:port], without a name, a key or a path. []: those in the environment variable
-    FLYWHEEL_SERVERS, with spaces between them; a run then stays what it is when they move."""
-    key_env: str = "VLLM_API_KEY"
-    """Name of the environment variable that holds their key, which stands nowhere else. If it is not set, no key is sent."""
-    adapters: str | None = Field(None, min_length=1)
-    """A folder that this machine and the servers see under the same path, in which adapters are put for them. null: adapters
-    are sent over HTTP, which servers of `make vllm-server` take."""
-    max_connections: int = Field(256, ge=1, le=4096)
-    """Requests under way at each server."""
-    timeout_seconds: float = Field(600, gt=0)
-    """Seconds after which a request without an answer is made again."""
-    wait_seconds: float = Field(600, ge=0)
-    """Seconds that a stage waits while no server answers, before it ends with an error."""
-
-    @model_validator(mode="after")
-    def check(self) -> Servers:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.key_env):  # not quoted: it may be the key itself
-            raise ValueError(
-                "policy.servers.key_env must be the name of an environment variable, and not the key itself"
-            )
-        if not all(re.fullmatch(r"https?://[^/@?#\s]+/?", url) for url in self.urls):
-            raise ValueError("policy.servers.urls must be http(s)://host[:port] each, without a name, a key or a path")
-        if self.adapters is not None and not self.adapters.startswith("/"):
-            raise ValueError(f"policy.servers.adapters must be an absolute path, and {self.adapters!r} is none")
-        return self
-
-
+@opened("policy")
 class Policy(Section):
     """The model that acts and learns."""
 
@@ -106,15 +72,6 @@ class Policy(Section):
     """Who plays. vllm: the base model with an adapter, in this process; ray: the same in engines on a Ray cluster; server:
     the same on servers of vLLM's. The others can only be evaluated, and read nothing else here but `endpoint`: a model on a
     server, the environment's scripted player, or random actions."""
-    servers: Servers | None = None
-    """The servers of kind server, and only of that. {}: their defaults."""
-    cluster: str | None = Field(None, pattern=r"^(auto|ray://[^/@\s]+:\d+)$")
-    """The Ray cluster of kind ray and of update.launcher ray. null: one on this machine, for as long as the run's process
-    lives; ray://host:port: that one; auto: the one that RAY_ADDRESS names, or that this machine is part of. Each wants its
-    token where it was started with one (RAY_AUTH_MODE=token)."""
-    engines: int | None = Field(None, ge=1, le=1024)
-    """Most engines of kind ray, which play as many shards at a time. null: as many as the cluster has room for. Each takes
-    `threads` CPUs, or `tensor_parallel` GPUs where the cluster has GPUs."""
     endpoint: Endpoint | None = None
     """The server of kind openai, and only of that. Its temperature and max_tokens count in place of those of `evaluate`."""
     base_model: str = Field("tasks_data/embedded_policy", min_length=1)
@@ -127,7 +84,7 @@ class Policy(Section):
     """The number format of the weights and of all arithmetic."""
     context: int = Field(2048, ge=64)
     """Most tokens of an episode, prompt included."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the model's chat template, as its documentation names them."""
     chat_template: str | None = Field(None, min_length=1)
     """A chat template in place of the model's own: a file, or the name of one in steps/policy/chat_templates.py (chatml,
@@ -175,11 +132,6 @@ class Policy(Section):
             raise ValueError("policy.endpoint is needed with policy.kind: openai (its model, at least)")
         if self.kind != "openai" and self.endpoint is not None:
             raise ValueError(f"policy.endpoint would have no effect with policy.kind: {self.kind}; take it out")
-        if (self.kind == "server") != (self.servers is not None):
-            wrong = "is needed with" if self.servers is None else "would have no effect without"
-            raise ValueError(f"policy.servers {wrong} policy.kind: server")
-        if self.engines is not None and self.kind != "ray":
-            raise ValueError(f"policy.engines would have no effect with policy.kind: {self.kind}; take it out")
         self._check_start()
         if self.rollout_quantization and (reason := self._why_not_in_8_bits()):
             raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")

@@ -10,18 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from steps.core.params_policy import Endpoint, Section
+from steps.core.params_policy import Endpoint
+from steps.core.section import Section, opened
 
 
-class Ingested(Section):
-    """Scenarios from production among the task's own (addons/production/mixing.py, docs/flywheel.md)."""
-
-    share: float = Field(0.5, gt=0, le=1)
-    """Share of the scenarios of train and val that they replace, where there are so many of them."""
-    version: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
-    """The md5 of the version of ingested/<task>/scenarios.jsonl. null: the present one, whose md5 `make train` then sets."""
-
-
+@opened("scenarios")
 class Scenarios(Section):
     """How many scenarios each split has, and how much alike those of two splits may be (steps/data/contamination.py)."""
 
@@ -37,8 +30,6 @@ class Scenarios(Section):
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
     generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
     """A file in tasks_data/<task>/ with further scenarios, written by addons/supervised/generate.py. null: none."""
-    ingested: Ingested | None = None
-    """Scenarios that `python -m addons.production.ingest` made of conversations, among the task's own. null: none."""
 
 
 class Curriculum(Section):
@@ -127,23 +118,6 @@ class Rollout(Sharded):
     on, with probabilities among the tokens that it allowed (steps/training/grammar.py). free: sampled without it, so that
     the agent's own check refuses what does not fit, and the policy learns the form. off: sampled under it, and not trained
     on."""
-
-
-class Agents(Section):
-    """How your own agents (a module with a function `rollout`) are run; tasks with an `Env` read none of it."""
-
-    concurrency: int = Field(64, ge=1, le=4096)
-    """Most episodes under way at the same time."""
-    clients: int = Field(1, ge=0, le=64)
-    """Processes on this machine that run the agents. 0: only clients elsewhere (`python -m addons.agents.client`)."""
-    episode_seconds: float = Field(600, gt=0)
-    """Time limit of an episode, after which it has failed."""
-    retries: int = Field(2, ge=0, le=10)
-    """How often an episode begins again whose client was lost. An exception in the agent is no such loss: it is recorded."""
-    heartbeat_seconds: float = Field(10, gt=0)
-    """Silence after which a client counts as lost."""
-    python: str | None = Field(None, min_length=1)
-    """The interpreter that runs the agents, such as that of an environment of their own. None: this project's."""
 
 
 class Judges(Section):
@@ -328,72 +302,6 @@ class Promote(Section):
     false_alarms: float | None = Field(0.05, gt=0, le=0.5)
     """Largest probability that a run is stopped, or its adapter refused, because its reward seems to rise while success
     falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
-
-
-ENOUGH = 240  # demonstrations, of which no variations are made unless sft.variations asks for them
-
-
-class Sft(Section):
-    """Supervised training on demonstrations before iteration 001: the stage sft (addons/supervised/sft.py,
-    docs/start.md)."""
-
-    demonstrations: tuple[str, ...] = ()
-    """Files of demonstrations, each in tasks_data/<task>/ or a path: JSON lines with `messages` in OpenAI's chat format.
-    player:scripted in place of a file is what the task's own player does at 240 training scenarios."""
-    from_runs: tuple[str, ...] = ()
-    """Kept runs whose good training trajectories are demonstrations, too: <name>, or <name>/<iteration> for one of them."""
-    min_reward: float | None = None
-    """Least reward of such a trajectory. Default: 1; read with from_runs."""
-    epochs: int | None = Field(None, ge=1, le=1000)
-    """Passes over the demonstrations. null: as many as make 300 optimiser steps, and one at least, of which those are kept
-    that are best on a tenth of the demonstrations, which is then held out (steps/training/sft.py)."""
-    variations: int | None = Field(None, ge=0, le=50)
-    """Copies of each demonstration in which names and numbers that the assistant copied are replaced by others
-    (addons/supervised/variations.py). null: as many as bring few demonstrations near 240, and none where epochs is set."""
-    batch: int = Field(16, ge=1, le=4096)
-    """Demonstrations of an optimiser step."""
-    learning_rate: float = Field(1e-3, gt=0)
-    """Step size of AdamW, which falls to 0 as a cosine after the warm-up."""
-    warmup_steps: int = Field(10, ge=0)
-    """Optimiser steps over which the learning rate rises from 0; half of all steps at most."""
-    tokens_per_micro_batch: int | None = Field(None, ge=64)
-    """Tokens in one forward pass; a beginning that demonstrations share counts once, and none is divided. null: as many as
-    an update would take (update.tokens_per_micro_batch)."""
-
-    @model_validator(mode="after")
-    def check(self) -> Sft:
-        if not self.demonstrations and not self.from_runs:
-            raise ValueError("sft needs demonstrations: name files in sft.demonstrations, or runs in sft.from_runs")
-        if self.from_runs and self.min_reward is None:
-            object.__setattr__(self, "min_reward", 1.0)  # the section is frozen for everybody else
-        if self.min_reward is not None and not self.from_runs:
-            raise ValueError("sft.min_reward would have no effect: it is read with sft.from_runs; take it out")
-        return self
-
-    def copies(self, demonstrations: int) -> int:
-        """How many variations are made of each of so many demonstrations."""
-        if self.variations is not None:
-            return self.variations
-        return 0 if self.epochs is not None else min(50, max(0, ENOUGH // max(demonstrations, 1) - 1))
-
-
-class Serve(Section):
-    """What `make serve` and the gate do with a version that is to become champion (docs/flywheel.md); no stage reads it."""
-
-    canary: float = Field(0.0, ge=0, le=0.5)
-    """Share of the conversations that a version gets which passed the gate, before what people say of its answers makes it
-    champion. 0: the gate makes it champion at once."""
-    min_feedback: int = Field(30, ge=5)
-    """Conversations with feedback, of each version, from which on they are compared; then at twice as many, and so on."""
-    max_drop: float = Field(0.05, ge=0, lt=1)
-    """By how much the canary's mean score may be lower, at the lower end of the interval, for it to become champion."""
-    max_days: float = Field(14, gt=0)
-    """Days after which a canary that is not decided is withdrawn."""
-    rollback: float | None = Field(None, ge=0, lt=1)
-    """A champion goes back to the version before it where its mean score is surely lower by more than this. null: never by
-    itself."""
-    errors: float = Field(0.05, gt=0, le=0.5)
-    """Largest probability of a wrong decision on a version, over all comparisons that are made."""
 
 
 class Train(Section):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from steps.core.params_loss import Loss
-from steps.core.params_policy import Section
+from steps.core.section import Section
 
 
 class Minimum(Section):

@@ -1,14 +1,15 @@
 """The ports: what the core asks of add-ons, which it never imports.
 
 An add-on is a folder of addons/ with a file addon.toml, which says what it brings: for each port names, and for each name
-the object, as `module:attribute`, or `module` where it is one. The core asks for an object by the name that params.yaml or
-an option has, or for all that there are:
+the object, as `module:attribute`, or `module` where it is one; and under `needs` the add-ons that it uses itself. The core
+asks for an object by the name that params.yaml or an option has, or for all that there are:
 
     sampler = bring("sampler", "ray", "policy.kind")        # UserError where no add-on brings it
     for check in every("preflight"): check(params)
 
 The ports, and what their objects are:
 
+    section     a class with what params.yaml holds for the add-on, by its place there (steps/core/section.py)
     sampler     Engines, by policy.kind (steps/sampling/play.py)
     agents      a Sampler that plays agents of one's own (steps/sampling/play.py)
     stage       a stage that dvc.yaml runs beside those of steps/ (steps/code.py)
@@ -25,6 +26,10 @@ The ports, and what their objects are:
     page        a Page of the viewer (viewer/pages.py)
     tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
+    material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
+                as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
+                params.yaml of what was open; described(entry), a line (flows/training/start.py)
+    scenarios   mix(env, data, drawn, params) -> the scenarios that were drawn, with others among them (steps/scenarios.py)
     start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
                 flows/training/start.py
     source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
@@ -32,13 +37,12 @@ The ports, and what their objects are:
     drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
                 rollout.resample (steps/rollout.py)
     generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
-    ingested    a module that mixes in scenarios from production: take(root, params, to) (flows/training/start.py),
-                mix(env, data, drawn, params) (steps/scenarios.py)
-    teaching    a module with what a policy is taught by: material(params), the sources that there are, and
-                collect(root, params, to), which writes their demonstrations to a file (flows/training/way.py, start.py)
+    teaching    a module with what a policy is taught by: material(params), the sources that there are
+                (flows/training/way.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
-    trial       the writes that put a registered version on trial, by its number (flows/promote.py)
+    trial       a module: share(params), of the conversations that a version on trial gets, and trial_writes(number), which
+                put it on trial (flows/promote.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
     end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
                 story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
@@ -61,6 +65,16 @@ from steps.core.errors import UserError
 
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
+# What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
+SECTIONS = {
+    "agents": "agents",
+    "policy.cluster": "fleet",
+    "policy.engines": "fleet",
+    "policy.servers": "fleet",
+    "scenarios.ingested": "production",
+    "serve": "production",
+    "sft": "supervised",
+}
 
 
 class AddOn(NamedTuple):
@@ -69,6 +83,7 @@ class AddOn(NamedTuple):
     name: str  # its folder's
     about: str  # one sentence
     brings: dict[str, dict[str, str]]  # port -> name -> "module:attribute"
+    needs: tuple[str, ...] = ()  # add-ons whose modules it imports
 
 
 @functools.cache
@@ -81,7 +96,8 @@ def read(path: Path) -> AddOn:
     """An add-on by its addon.toml. UserError where that cannot be read."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return AddOn(path.parent.name, content.pop("about"), content)
+        about, needs = content.pop("about"), tuple(content.pop("needs", ()))
+        return AddOn(path.parent.name, about, content, needs)
     except (tomllib.TOMLDecodeError, KeyError) as problem:
         raise UserError(f"{path} does not say what the add-on brings: {problem!r}") from None
 
@@ -96,8 +112,19 @@ def bring(port: str, name: str, setting: str) -> Any:
     for addon in addons():
         if place := addon.brings.get(port, {}).get(name):
             return load(place)
+    raise UserError(lacking(port, name, setting))
+
+
+def lacking(port: str, name: str, setting: str) -> str:
+    """The sentence for a setting with a name at a port that no add-on brings."""
     there = ", ".join(names(port)) or "none"
-    raise UserError(f"{setting}: {name} is brought by an add-on that addons/ does not have (there: {there})")
+    return f"{setting}: {name} is brought by an add-on that addons/ does not have (there: {there})"
+
+
+def lacking_section(key: str) -> str:
+    """The sentence for a place in params.yaml that an add-on would bring which is not there."""
+    there = ", ".join(addon.name for addon in addons()) or "none"
+    return f"{key} is brought by the add-on {SECTIONS[key]}, which addons/ does not have (there: {there})"
 
 
 def every(port: str) -> Iterator[Any]:
@@ -107,13 +134,24 @@ def every(port: str) -> Iterator[Any]:
             yield load(place)
 
 
+def missing(addon: AddOn) -> list[str]:
+    """What an add-on needs of others that are not there."""
+    return sorted({*addon.needs} - {other.name for other in addons()})
+
+
+def need(name: str, who: str) -> None:
+    """UserError, with who needs it, where there is no such add-on."""
+    if name not in (there := [addon.name for addon in addons()]):
+        raise UserError(f"{who} needs the add-on {name}, which addons/ does not have (there: {', '.join(there)})")
+
+
 def load(place: str) -> Any:
-    """The object that `module:attribute` names, or the module."""
+    """The object that `module:attribute` names, or the module. UserError where it imports an add-on that is not there."""
     module, _, attribute = place.partition(":")
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as problem:
-        if not (problem.name or "").startswith("addons."):
-            raise
-        raise UserError(f"{module} needs {problem.name}, an add-on that addons/ does not have") from None
+        if (problem.name or "").startswith("addons."):
+            need(str(problem.name).split(".")[1], f"the add-on {module.split('.')[1]}")
+        raise
     return getattr(loaded, attribute) if attribute else loaded

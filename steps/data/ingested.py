@@ -1,8 +1,7 @@
-"""The files of what was ingested from production, which add-ons write: a folder of ingested/ for each task."""
+"""What ingestion made of conversations from production: ingested/<task>/, which add-ons write."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +45,3 @@ def read_scenarios(path: Path) -> list[Scenario]:
         raise UserError(
             f"{path} holds a row that is no scenario ({problem.errors()[0]['msg']}): ingest again"
         ) from None
-
-
-def md5(path: Path) -> str:
-    """The version of a file, as scenarios.ingested.version has it and DVC counts it."""
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -175,7 +175,9 @@ class StageRun:
             if kind.endswith("Params"):
                 from steps.core import params
 
-                value = params.load(Path(self.arguments.get("params", "params.yaml")), getattr(params, kind))
+                value = params.load(
+                    Path(self.arguments.get("params", "params.yaml")), params.declared(kind, self.function.__module__)
+                )
             elif kind == "Output" and value is not None:
                 value = finals[name] = Path(value)
             elif kind == "Input" and value is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.core.params_sections import Agents
 from steps.policy import adapter
 from steps.policy.loading import turn_limit
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
     from steps.sampling.rivals import Opponent
@@ -34,7 +35,7 @@ class Job:
     logit_bias: dict[int, float] | None = None  # nats, by token id
     opponent: Opponent | None = None  # on the other side of a game, in place of the scenarios' own
     task: str = ""  # its name, by which agents of one's own are found
-    agents: Agents = field(default_factory=Agents)
+    settings: BaseModel | None = None  # what the stage declares, of which a sampler of an add-on reads its own section
 
     @cached_property
     def max_tokens(self) -> int:

@@ -1,5 +1,5 @@
 """What is trained: the policy's base model with a LoRA adapter and Adam's moments, what a checkpoint keeps of it, and how
-its rows are packed. steps/training/grpo.py trains it by trajectories, steps/training/sft.py by demonstrations."""
+its rows are packed. steps/training/grpo.py trains it by trajectories, addons/supervised/fine_tuning.py by demonstrations."""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from addons.fleet import vllm_server
+from addons.fleet.uploads import Uploads
+from addons.production.section import Serve
 from addons.production.serving import live
-from addons.production.serving.uploads import Uploads
 from flows.deployment import people
 from flows.promotion import change
-from steps.core.params import Policy, Serve
+from steps.core.params import Policy
 from tests.conftest import MlflowServer
 from tests.flows.test_mlflow_server import basic
 from tests.support.fake_registry import FakeRegistry

@@ -10,9 +10,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from addons.supervised.section import Sft
 from steps.core import params
 from steps.core.errors import UserError
-from steps.core.params import Params, RegisterParams, RolloutParams, Section, Sft, Update, load, parse
+from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load, parse
 
 ROOT = Path(__file__).parent.parent.parent
 STAGES = [kind for kind in vars(params).values() if isinstance(kind, type) and kind.__name__.endswith("Params")]
@@ -102,7 +103,7 @@ def test_what_a_stage_declares_are_keys_of_the_file(kind: type[Section]) -> None
 def test_every_stage_is_among_them() -> None:
     assert {"ScenariosParams", "RolloutParams", "UpdateParams", "RegisterParams"} <= {kind.__name__ for kind in STAGES}
     read = set().union(*(keys(kind) for kind in STAGES if kind is not Params))
-    assert keys(Params) - read == {"train"}  # the flow's own
+    assert keys(Params) - read == {"train", "sft"}  # the flow's own, and an add-on's stage's
 
 
 @pytest.mark.parametrize(
@@ -424,8 +425,9 @@ def test_exponents_without_a_dot_are_numbers(tmp_path: Path) -> None:
 def test_every_field_says_what_it_is() -> None:
     """A text stands under each field of a section."""
     silent = []
-    texts = [path.read_text() for path in sorted(ROOT.glob("steps/core/params_*.py"))]
-    assert len(texts) == 4
+    files = [path for path in sorted(ROOT.glob("steps/core/params_*.py")) if path.stem != "params_tasks"]
+    texts = [path.read_text() for path in [*files, *sorted(ROOT.glob("addons/*/section.py"))]]
+    assert len(texts) == 8
     for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(section, ast.ClassDef):
             assert ast.get_docstring(section), section.name

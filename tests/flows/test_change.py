@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from addons.production.section import Serve
 from addons.production.serving import live
 from flows import rollback
 from flows.promotion import change
 from steps.core.errors import UserError
-from steps.core.params import Serve
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from tests.support.fake_registry import FakeRegistry, Killed

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from addons.production.serving import vllm_process
 from addons.production.serving.server import Server
 from environments.email_search import EmailSearch
 from flows import export
 from steps.core.params import Lora, Policy
+from steps.kit import vllm_process
 from steps.policy.loading import load_chat
 from steps.policy.served import SERVER
 

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from addons.production import serve
-from addons.production.serve import SERVED, STATE, Follower
-from addons.production.serving import guard, trial
-from addons.production.serving.server import Server, checked_host, served_key
+from addons.production.serve import SERVED, STATE, Follower, ServeParams
+from addons.production.serving import trial
+from addons.production.serving.server import Server, served_key
 from addons.production.traces.store import Store
 from steps.core import params
 from steps.core.errors import UserError
+from steps.kit import vllm_guard as guard
 from steps.policy.adapter import adapter_hash
+from steps.policy.served import checked_host
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.decisions import Decision
@@ -139,7 +141,7 @@ def vllm() -> Iterator[FakeVllm]:
 
 @pytest.fixture
 def follower(tmp_path: Path, registry: Registry) -> Follower:
-    settings = params.parse("task: toy\nserve: {canary: 0.5}\n", tmp_path / "params.yaml", params.ServeParams)
+    settings = params.parse("task: toy\nserve: {canary: 0.5}\n", tmp_path / "params.yaml", ServeParams)
     return Follower(tmp_path, settings, "champion")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from addons.supervised import collect
 from addons.supervised.collect import PLAYER
+from addons.supervised.section import Sft
 from flows.training import way
 from steps.analytics.readiness import Readiness
 from steps.core.errors import UserError
@@ -46,15 +47,14 @@ def choose(measured: Readiness, **changes: object) -> tuple[Params, list[str]]:
 def test_a_policy_that_speaks_is_reinforced_at_once(project: Path) -> None:
     before = (project / "params.yaml").read_text()
     params, lines = choose(SPEAKS)
-    assert params.sft is None
+    assert not params.is_taught
     assert "learns by reinforcement (GRPO) at once" in lines[-1]
     assert (project / "params.yaml").read_text() == before
 
 
 def test_one_that_does_not_is_taught_by_the_scripted_player(project: Path) -> None:
     params, lines = choose(SILENT)
-    assert params.sft is not None
-    assert (params.sft.demonstrations, params.update.reference) == ((PLAYER,), "start")
+    assert (Sft.of(params), params.update.reference) == (Sft(demonstrations=(PLAYER,)), "start")
     assert load("params.yaml", Params) == params, "what `dvc repro` reads says the same"
     assert lines[-1].startswith("Cut off: 64 of 64 attempts")
     assert "taught by player:scripted first" in lines[-1]
@@ -91,7 +91,7 @@ def test_without_anything_to_learn_from_the_run_stops_and_says_what_is_missing(
         choose(measured)
     for words in (cause, *cures, "ARGS=--force"):
         assert words in str(stopped.value)
-    assert choose(measured, way="grpo")[0].sft is None, "--force goes on"
+    assert not choose(measured, way="grpo")[0].is_taught, "--force goes on"
 
 
 def test_without_an_addon_that_teaches_another_policy_is_what_is_left(
@@ -120,7 +120,7 @@ def test_demonstrations_mend_no_judge_no_task_and_nothing_that_is_solved(
 
 def test_the_way_is_set_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, _ = choose(SPEAKS, way="sft")
-    assert params.sft is not None
+    assert params.is_taught
     assert choose(SILENT)[0] == load("params.yaml", Params), "with a section sft nothing is measured"
     monkeypatch.setattr(collect, "has_examples", lambda params: False)
     (project / "params.yaml").write_text(PRESET)

@@ -25,11 +25,11 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from addons.fleet import vllm_server
+from addons.fleet.uploads import Uploads
 from addons.production.serving.capture import Capture
-from addons.production.serving.guard import Guard
 from addons.production.serving.server import Server as Served
-from addons.production.serving.uploads import Uploads
 from steps.core.params import Policy
+from steps.kit.vllm_guard import Guard
 from tests.viewer.test_pages import make_run
 from viewer.app import application
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from addons.fleet.section import Servers
 from environments.base import Message, Scenario
 from environments.kit.pictures import apart, checked, hashes, with_pictures
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.core.params_policy import Servers
 from steps.policy import pictures
 from steps.policy.loading import load_chat, load_vision
 from tests.support import seeing

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from steps.core import ports, section
+from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
 ADDONS = tuple(
@@ -43,7 +46,7 @@ print(json.dumps({
     "deployments": deploy.deployments(Path()),
 }))
 """
-# What names an add-on, and the sentence that refuses it.
+# What names an add-on, with these settings, and the sentence that refuses it.
 NAMED: dict[str, tuple[str, dict[str, object], str]] = {
     "gguf": (
         "from steps.core.params import Policy; from steps.policy.loading import local; "
@@ -52,8 +55,8 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "policy.base_model: gguf is brought by an add-on that addons/ does not have",
     ),
     "judges": (
-        "from steps.core.params import Params, load; from steps.judging.judge import asked, judge_of; "
-        "[judge_of(name, None) for name in asked(load('params.yaml', Params).score)]",
+        "from steps.core.params import Params, load; from steps.judging.judge import asked, kind_of; "
+        "[kind_of(name) for name in asked(load('params.yaml', Params).score)]",
         {"score": {"judges": {"rule": 0.0, "criteria": 1.0}}},
         "score.judges: criteria is brought by an add-on that addons/ does not have",
     ),
@@ -70,22 +73,55 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         {"policy": {"start_from": "run:nightly/001"}},
         "policy.start_from: adapter is brought by an add-on that addons/ does not have",
     ),
-    "production": (
-        "from flows.deployment.settings import PromoteSettings; from flows.promotion import judging; "
-        "judging.challenge(PromoteSettings())",
-        {"serve": {"canary": 0.1}},
-        "serve.canary: canary is brought by an add-on that addons/ does not have",
-    ),
-    "supervised": (
-        "from flows.training import start; from steps.core.params import Params, load; "
-        "start.prepare(load('params.yaml', Params))",
-        {"sft": {"demonstrations": ["own.jsonl"]}},
-        "sft: supervised is brought by an add-on that addons/ does not have",
-    ),
     "trackers": (
         "from steps.analytics.__main__ import main; main(['--langfuse'])",
         {},
         "--langfuse: langfuse is brought by an add-on that addons/ does not have",
+    ),
+}
+# What params.yaml, the doctor and what other add-ons need make of an add-on that is gone; without importing anything heavy.
+SEEN = """
+import json, sys
+from pathlib import Path
+from flows.diagnosis import findings, machine
+from flows.repro.parameters import set_params
+from steps.core import ports, section
+from steps.core.errors import UserError
+from steps.core.params import Params, parse
+def refusal(ask, *given, **more):
+    try:
+        ask(*given, **more)
+    except UserError as problem:
+        return str(problem)
+texts, options, programs = json.load(sys.stdin)
+print(json.dumps({
+    "schema": sorted(Params.model_json_schema()["$defs"]),
+    "refused": [refusal(parse, text, Path("params.yaml"), Params) for text in texts],
+    "options": [refusal(set_params, [option], dry_run=True) for option in options],
+    "needed": [refusal(exec, program, {}) for program in programs],
+    "doctor": [repr(part) for part in findings.parts()],
+    "findings": [finding.text for finding in machine.addons(None)],
+    "loaded": sorted(name for name in sys.modules if name.startswith("addons.")),
+}))
+"""
+SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also one that says what is so anyway
+    "agents": {"concurrency": 64},
+    "policy.cluster": "auto",
+    "policy.engines": 2,
+    "policy.servers": {"wait_seconds": 5},
+    "scenarios.ingested": {"share": 0.5},
+    "serve": {"canary": 0.0},
+    "sft": {"demonstrations": ["own.jsonl"]},
+}
+NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
+    "models": ("from steps.core.ports import bring; bring('judge', 'ruler', 'score.judges')", "the add-on judges"),
+    "lineage": (
+        "from addons.production import forget; from pathlib import Path; forget.run(Path(), ['x'], Path('x'))",
+        "addons.production.forget",
+    ),
+    "trackers": (
+        "from addons.production.traces import langfuse_traces as each; next(each.fetch(''))",
+        "the source langfuse",
     ),
 }
 
@@ -102,6 +138,9 @@ ASKED = {  # add-on -> what needs it, and the sentence
         "policy.kind: ray is brought by an add-on that addons/ does not have (there: none)",
     ),
 }
+
+
+CLASSES = {"agents": {"Agents"}, "fleet": {"Servers"}, "production": {"Ingested", "Serve"}, "supervised": {"Sft"}}
 
 
 def deleted(folder: Path, *names: str) -> Path:
@@ -123,6 +162,77 @@ def looked(folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return content
+
+
+def linked(folder: Path, name: str) -> Path:
+    """The tree without an add-on, as links."""
+    for path in ROOT.iterdir():
+        if path.name in ("Makefile", "environments", "flows", "params.yaml", "steps", "tasks_data"):
+            (folder / path.name).symlink_to(path)
+    (folder / "addons").mkdir()
+    for path in (ROOT / "addons").iterdir():
+        if path.name != name:
+            (folder / "addons" / path.name).symlink_to(path)
+    return folder
+
+
+def inside(key: str, value: Any) -> str:
+    """A params.yaml with one setting."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return json.dumps(value)
+
+
+def test_the_table_of_sections_is_what_the_addons_bring() -> None:
+    assert SETTINGS.keys() == ports.SECTIONS.keys()
+    for key, addon in ports.SECTIONS.items():
+        place, _, name = key.rpartition(".")
+        kind = Params if not place else type(getattr(Params(), place))
+        bases = [base for base in kind.__mro__ if base.__module__.startswith("addons.")]
+        of_addons = [base for base in bases if name in base.__annotations__]
+        modules = [base.__module__ for base in of_addons] or [section.brought()[key]]
+        assert modules[0].startswith(f"addons.{addon}.section"), key
+
+
+EMPTY: tuple[object, ...] = (None, {})
+
+
+@pytest.mark.parametrize("name", [*ADDONS, *ASKED])
+def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> None:
+    """Each add-on alone: a setting of it is refused by a sentence that names it, and so is what another one needs it for."""
+    folder = linked(tmp_path, name)
+    keys = sorted(key for key, addon in ports.SECTIONS.items() if addon == name)
+    texts = [inside(key, SETTINGS[key]) for key in keys]
+    texts += [inside("policy.kind", "ray"), inside("update.launcher", "ray")] * (name == "fleet")
+    empty = [inside(key, nothing) for key in keys for nothing in EMPTY]
+    options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
+    program, who = NEEDING.get(name, ("", ""))
+    programs = [program] * bool(program)
+    given = json.dumps([[*texts, *empty], options, programs])
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN], cwd=folder, input=given, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    there = ", ".join(sorted({*ADDONS, *ASKED} - {name}))
+    sentences = [f"{key} is brought by the add-on {name}, which addons/ does not have (there: {there})" for key in keys]
+    elsewhere = "ray is brought by an add-on that addons/ does not have (there: none)"
+    more = [f"policy.kind: {elsewhere}", f"update.launcher: {elsewhere}"] * (name == "fleet")
+    assert seen["refused"] == [*(f"params.yaml: {each}" for each in [*sentences, *more]), *(None for _ in empty)]
+    assert seen["options"] == [f"params.yaml: {sentence}" for sentence in sentences]
+    assert seen["needed"] == [f"{who} needs the add-on {name}, which addons/ does not have (there: {there})"] * bool(
+        who
+    )
+    assert {"Agents", "Serve", "Sft", "Ingested", "Servers"} - {*seen["schema"]} == CLASSES.get(name, set())
+    assert f"addons.{name}" not in json.dumps([seen["doctor"], seen["loaded"]])
+    assert [text for text in seen["findings"] if f"needs {name}" in text] == [
+        f"{addon.name} needs {name}, and refuses without it what it is needed for"
+        for addon in ports.addons()
+        if name in addon.needs
+    ]
+    listed = run(["make", "help"], folder).stdout
+    assert set(re.findall(r"^  make (\S+)", listed, re.MULTILINE)).isdisjoint(targets(name))
+    assert "  make train " in listed
 
 
 @pytest.mark.slow

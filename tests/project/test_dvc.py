@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from steps.code import code
 from steps.core import params
@@ -44,6 +45,8 @@ RUNNER |= {
 }
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 GENERAL = "tasks_data/general_policy"  # that of new tasks
+# What add-ons bring to a port of which a stage asks for all there are (steps/core/ports.py).
+PORTS = {"scenarios": ["addons.production.scenarios"]}
 # Stages that read no task's data as such.
 BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "code")
 FROZEN = ("embedded_policy", "general_policy")  # they depend on folders
@@ -86,11 +89,11 @@ def options(stage: Stage) -> dict[str, str]:
     }
 
 
-def declared(stage: Stage) -> type[Params] | None:
+def declared(stage: Stage) -> type[BaseModel] | None:
     """The *Params class of a stage's function."""
     kinds = [kind for kind, _, _ in signature(function(module(stage))).values() if kind.endswith("Params")]
     assert len(kinds) <= 1
-    return getattr(params, kinds[0]) if kinds else None
+    return params.declared(kinds[0], module(stage)) if kinds else None
 
 
 # --- Parameters
@@ -185,6 +188,8 @@ def modules_imported(file: Path) -> Iterator[str]:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "every":
+            names = [name for port in node.args for name in PORTS[ast.literal_eval(port)]]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:

@@ -10,15 +10,16 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 25_800,
-    "modules that the main job reaches": 170,
-    "lines of the product": 71_400,
-    "modules of the product": 476,
-    "lines of environments, steps and flows": 43_800,
-    "settings": 188,
+    "lines that the main job reaches": 27_450,
+    "modules that the main job reaches": 179,
+    "lines of the product": 71_550,
+    "modules of the product": 479,
+    "lines of environments, steps and flows": 45_540,
+    "settings of the core": 157,
+    "settings in all": 188,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
-    "files over 350 lines": 4,
+    "files over 350 lines": 17,
     "imports of an add-on by the core": 0,
 }
 

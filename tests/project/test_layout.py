@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from steps.core import ports
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
 STAGES = """mix code scenarios initialise start rollout score update evaluate register""".split()
@@ -40,10 +42,10 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            "accelerate agents drawing gguf gigpo lineage models planning report starts trackers".split(), 1
+            "accelerate agents drawing gguf gigpo fleet lineage models planning report starts trackers".split(), 1
         ),
         **dict.fromkeys(("judges", "production"), 2),
-        **dict.fromkeys(("fleet", "supervised"), 3),
+        "supervised": 3,
     },
 }
 EXTENDS = {
@@ -172,6 +174,15 @@ def circles(root: Path) -> list[str]:
     return []
 
 
+def undeclared(root: Path, needs: dict[str, set[str]]) -> set[str]:
+    """`importer->imported` for each import of another add-on that addon.toml does not name under `needs`."""
+    names = modules(root)
+    pairs = ((name, other) for name, tree in names.items() for other in imports(tree, names))
+    of_addons = [(name, other) for name, other in pairs if name.startswith("addons.") and other.startswith("addons.")]
+    allowed = {room: {"", room} | others for room, others in needs.items()}
+    return {f"{name}->{other}" for name, other in of_addons if room_of(other) not in allowed.get(room_of(name), {""})}
+
+
 @functools.cache
 def without_types(tree: ast.Module) -> ast.Module:
     """A copy of the tree without `if TYPE_CHECKING:`, whose imports never run."""
@@ -226,6 +237,13 @@ def test_a_task_that_reaches_out_of_its_folder_is_seen(tmp_path: Path, path: str
     (tmp_path / path).write_text(source)
     faults = faults_of_tasks(tmp_path)
     assert (len(faults), fault in "".join(faults)) == (1 if fault else 0, True)
+
+
+def test_an_addon_imports_only_those_that_it_says_it_needs() -> None:
+    needs = {addon.name: {*addon.needs} for addon in ports.addons()}
+    assert undeclared(ROOT, needs) == set()
+    assert undeclared(ROOT, needs | {"production": set()}) != set()
+    assert set().union(*needs.values()) <= needs.keys()
 
 
 def test_nothing_imports_in_a_circle() -> None:

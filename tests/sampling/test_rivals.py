@@ -18,7 +18,7 @@ from environments.email_search import EmailSearch
 from environments.tic_tac_toe import TicTacToe, opening
 from environments.tic_tac_toe.rules import show
 from steps.core.errors import UserError
-from steps.core.params import Agents, Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
+from steps.core.params import Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
 from steps.core.records import Trajectory, read_records
 from steps.policy.adapter import adapter_hash
 from steps.rollout import rollout
@@ -260,7 +260,7 @@ def check(folder: str) -> None:
 
     def stage(name: str, opponent: Path | None, asked: Opponent | None) -> tuple[bytes, Any]:
         limits = Rollout(scenarios=4, attempts=2, max_tokens=32, opponent=asked)
-        params = RolloutParams(task="tic_tac_toe", seed=1, policy=POLICY, rollout=limits, agents=Agents())
+        params = RolloutParams(task="tic_tac_toe", seed=1, policy=POLICY, rollout=limits)
         rollout(
             DATA,
             to / "scenarios",

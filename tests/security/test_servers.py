@@ -21,12 +21,12 @@ from starlette.testclient import TestClient
 from addons.agents.gateway.__main__ import listening
 from addons.agents.gateway.server import Server as Gateway
 from addons.fleet import vllm_server
-from addons.production.serving.guard import Guard
+from addons.fleet.uploads import Uploads
 from addons.production.serving.server import Server as Served
-from addons.production.serving.uploads import Uploads
 from flows.deployment import mlflow_server
 from steps.core.errors import UserError
 from steps.core.params import Policy
+from steps.kit.vllm_guard import Guard
 from viewer.app import application
 
 KEY = "the-right-key"

@@ -15,7 +15,7 @@ from environments.multiplication import Multiplication
 from flows.terminal import report
 from steps.core.alike import Groups
 from steps.core.evaluations import Evaluation
-from steps.core.params import Agents, Evaluate, EvaluateParams, Policy, Score
+from steps.core.params import Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import PAIRS, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
@@ -60,7 +60,7 @@ def evaluated(folder: Path, against: Path | None = None, **settings: Any) -> tup
     scenarios: Sequence[Scenario] = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
     (folder / "scenarios").mkdir(exist_ok=True)
     write_records(scenarios, folder / "scenarios/val.parquet")
-    sections = {"evaluate": Evaluate(**settings), "agents": Agents(), "score": Score()}
+    sections = {"evaluate": Evaluate(**settings), "score": Score()}
     params = EvaluateParams(task="multiplication", policy=Policy(), **sections)
     out = folder / f"evaluation-{len(settings)}-{settings.get('sampled_attempts')}"
     evaluate(DATA, folder / "scenarios", out, params, adapter=folder / "adapter", against=against)

@@ -22,7 +22,7 @@ from flows.training.ending import best
 from steps import score as scoring
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
-from steps.core.params import Agents, Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
+from steps.core.params import Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
 from steps.core.records import PAIRS, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
@@ -83,7 +83,7 @@ class Run:
     def evaluate(self, number: str, split: str = "val", against: str | None = None, **changed: Any) -> Evaluation:
         name = {"val": "evaluation", "test": "test"}[split]
         against = against or (f"000/{name}" if number != "000" else "000/base.json")
-        sections = {"evaluate": Evaluate(), "agents": Agents(), "score": self.score} | changed
+        sections = {"evaluate": Evaluate(), "score": self.score} | changed
         params = EvaluateParams(task=TASK, policy=Policy(), **sections)
         out, adapter = self.folder / number / name, self.folder / number / "adapter"
         evaluate(DATA, self.folder / "scenarios", out, params, split, adapter, self.folder / against)
@@ -217,9 +217,7 @@ def test_beside_a_rule_the_judge_is_a_second_opinion(
     made = Multiplication.scenarios(Multiplication.load(DATA), "val", SCENARIOS, 1)
     write_records(made, run.folder / "scenarios/val.parquet")
     run.adapter("001", 0.90)
-    params = EvaluateParams(
-        task="multiplication", policy=Policy(), evaluate=other_judge(server), agents=Agents(), score=Score()
-    )
+    params = EvaluateParams(task="multiplication", policy=Policy(), evaluate=other_judge(server), score=Score())
 
     def evaluated(number: str, against: Path | None) -> Evaluation:
         folder = run.folder / number
@@ -250,7 +248,7 @@ def test_beside_a_rule_the_judge_is_a_second_opinion(
 def test_what_is_missing_is_said_before_anything_is_sampled(run: Run, engine: FakeEngine) -> None:
     with pytest.raises(UserError, match=r"ruleless has no rule, so only a judge .* score\.ruler\.endpoint\.model"):
         run.evaluate("000", score=Score())
-    params = EvaluateParams(task=TASK, policy=Policy(), evaluate=Evaluate(), agents=Agents(), score=run.score)
+    params = EvaluateParams(task=TASK, policy=Policy(), evaluate=Evaluate(), score=run.score)
     with pytest.raises(UserError, match="name its evaluation of the same split with --against"):
         evaluate(DATA, run.folder / "scenarios", run.folder / "x", params, "val", run.folder / "000/adapter")
     assert engine.prefixes == []

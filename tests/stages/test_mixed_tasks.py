@@ -20,7 +20,6 @@ from flows.terminal import report
 from flows.training import ending
 from steps.core.evaluations import Evaluation, TaskResult
 from steps.core.params import (
-    Agents,
     Curriculum,
     Evaluate,
     EvaluateParams,
@@ -98,9 +97,7 @@ def played(folder: Path, to: Path, iteration: int, monkeypatch: pytest.MonkeyPat
         return [each.trajectory for each in scripted]
 
     monkeypatch.setattr("steps.sampling.engine.play", play)
-    params = RolloutParams(
-        **OF, seed=3, policy=Policy(), rollout=Rollout(scenarios=10, attempts=2, **settings), agents=Agents()
-    )
+    params = RolloutParams(**OF, seed=3, policy=Policy(), rollout=Rollout(scenarios=10, attempts=2, **settings))
     to.mkdir(exist_ok=True)
     (to / "successes.json").write_text("[]\n")
     outputs: dict[str, Any] = {"successes": to / "successes.json", "drawn": to / "drawn.json"}
@@ -143,7 +140,7 @@ def test_rewards_are_those_of_each_task_and_measured_by_task(
 
 
 def evaluated(folder: Path, to: Path, policy: str = "random") -> Evaluation:
-    params = EvaluateParams(task=BOTH, policy=Policy(kind=policy), evaluate=Evaluate(), agents=Agents(), score=Score())
+    params = EvaluateParams(task=BOTH, policy=Policy(kind=policy), evaluate=Evaluate(), score=Score())
     evaluate(folder / "data", folder / "scenarios", to, params)
     return Evaluation.model_validate_json((to / "summary.json").read_text())
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from addons.supervised.params import SftParams
+from addons.supervised.section import Sft
 from addons.supervised.sft import sft
 from steps.core.errors import UserError
-from steps.core.params import Lora, Policy, Sft, SftParams, StartParams
+from steps.core.params import Lora, Policy, StartParams
 from steps.initialise import initialise
 from steps.policy.adapter import adapter_hash
 from steps.start import start
@@ -194,7 +196,7 @@ def test_what_is_held_out_is_not_learnt_in_a_variation_either(
         taken.extend([rows, others[-1]])
         return [1.0]
 
-    monkeypatch.setattr("steps.training.sft.fine_tune", train)
+    monkeypatch.setattr("addons.supervised.fine_tuning.fine_tune", train)
     counts = supervise(tmp_path, "open", warm / "checkpoint", Sft(demonstrations=("x",)))
     learnt, held_out = taken
     assert (counts["demonstrations"], counts["trained"], counts["held_out"], counts["left_out"]) == (

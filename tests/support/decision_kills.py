@@ -102,6 +102,7 @@ def model() -> Any:
 
 def publish(version: str, canary: float) -> None:
     """What flows.promote does once the gate has let a version through."""
+    from addons.production.section import Serve
     from flows import promote
     from flows.promotion.judging import Challenge
     from steps.core import params
@@ -109,7 +110,7 @@ def publish(version: str, canary: float) -> None:
 
     path = min(Path("run/promote").glob("*/verdict.json"))
     parameters = params.load("params.yaml", params.PromoteParams)
-    serve = parameters.serve.model_copy(update={"canary": canary})
+    serve = Serve.of(parameters).model_copy(update={"canary": canary})
     verdict, now = Verdict.model_validate_json(path.read_text()), model()
     chosen = parameters.model_copy(update={"serve": serve})
     promote.publish(Challenge(now, now.version(version), verdict, path.parent, chosen))
@@ -122,8 +123,8 @@ def roll_back(why: str) -> None:
 
 
 def end_trial(score: float) -> None:
+    from addons.production.section import Serve
     from addons.production.serving import live
-    from steps.core.params import Serve
 
     live.decide_canary(model(), Content(score, model().aliases.get("canary", "")), Serve(canary=0.5, min_feedback=10))
 
@@ -237,7 +238,7 @@ def serve_uploads(port: int, folder: Path) -> None:
     from starlette.middleware import Middleware
 
     from addons.fleet import vllm_server
-    from addons.production.serving.uploads import Uploads
+    from addons.fleet.uploads import Uploads
     from steps.core.params import Policy
 
     os.environ.update(vllm_server.environment(Policy(), "127.0.0.1", port, "a-key", folder, True))
@@ -260,7 +261,7 @@ def bring(port: int, adapter: Path, name: str) -> str | None:
 
 def kill_upload(draw: random.Random, folder: Path) -> tuple[bool, bool, list[str]]:
     """The same for a server that takes an adapter of 24 MB. It starts again on the folder as it is."""
-    from addons.production.serving.uploads import KEPT, PARTS
+    from addons.fleet.uploads import KEPT, PARTS
     from steps.policy.adapter import adapter_hash
 
     kept, adapter = folder / "kept", Path(tempfile.mkdtemp(dir=folder))

@@ -24,9 +24,10 @@ from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.plan import Chats
 from addons.agents.gateway.server import Server
 from addons.agents.gateway.types import Request
+from addons.agents.section import Agents
 from environments import Result
 from environments.base import Message, Scenario
-from steps.core.params import Agents, Policy
+from steps.core.params import Policy
 from steps.core.records import Trajectory
 from tests.conftest import free_port
 from tests.support.plans import plan

@@ -18,8 +18,9 @@ from typing import Any
 from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.journal import Answer, Entry, Journal
 from addons.agents.gateway.plan import Chats
+from addons.agents.section import Agents
 from environments.base import Scenario
-from steps.core.params import Agents, Policy
+from steps.core.params import Policy
 from tests.support.plans import plan
 
 EPISODES, CALLS, UNDER_WAY, RUNS = 5_000, 10, 200, 3_000

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from addons.agents.gateway.plan import Plan
-from steps.core.params import Agents, Policy
+from addons.agents.section import Agents
+from steps.core.params import Policy
 
 
 def plan(journal: Path, episodes: list[dict[str, Any]], agents: Agents, **fields: Any) -> Plan:

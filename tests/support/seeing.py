@@ -287,11 +287,10 @@ def stages(family: str, folder: Path, groups: int, attempts: int) -> dict[str, A
     (folder / "rubric.md").write_text("Vowels.")
     common: dict[str, Any] = {"task": task, "seed": 1, "policy": policy}
     sampling = p.Rollout(scenarios=groups, attempts=attempts, max_tokens=12)
-    agents = p.Agents(clients=1)
     wanted = p.Scenarios(train=groups, val=2, test=1)
     scenarios(folder / "task", folder / "scenarios", p.ScenariosParams(task=task, seed=1, scenarios=wanted))
     initialise(folder / "adapter", folder / "checkpoint", p.InitialiseParams(seed=1, policy=policy))
-    given = p.RolloutParams(**common, rollout=sampling, agents=agents)
+    given = p.RolloutParams(**common, rollout=sampling)
     for name in ("trajectories", "again"):
         rollout(folder / "task", folder / "scenarios", folder / "adapter", folder / f"{name}.parquet", "001", given)
     played = read_records(Trajectory, folder / "trajectories.parquet")
@@ -306,9 +305,7 @@ def stages(family: str, folder: Path, groups: int, attempts: int) -> dict[str, A
     learning = p.UpdateParams(**common, rollout=sampling, update=p.Update(learning_rate=1e-2, max_kl=None))
     made = (folder / "new_adapter", folder / "new_checkpoint", folder / "metrics.json")
     update(folder / "trajectories.parquet", rewards, folder / "checkpoint", *made, learning)
-    looked = p.EvaluateParams(
-        task=task, policy=policy, evaluate=p.Evaluate(max_tokens=12), agents=agents, score=p.Score()
-    )
+    looked = p.EvaluateParams(task=task, policy=policy, evaluate=p.Evaluate(max_tokens=12), score=p.Score())
     evaluate(folder / "task", folder / "scenarios", folder / "evaluation", looked, adapter=folder / "new_adapter")
     evaluated = Evaluation.model_validate_json((folder / "evaluation/summary.json").read_text())
     bytes_of = [(folder / f"{name}.parquet").read_bytes() for name in ("trajectories", "again")]

@@ -132,8 +132,9 @@ def play_storm(
     """One agent's episodes, and what was counted of them."""
     import environments
     from addons.agents.gateway import play
+    from addons.agents.section import Agents
     from environments.email_search import EmailSearch
-    from steps.core.params import Agents, Policy, Rollout
+    from steps.core.params import Policy, Rollout
     from steps.sampling.job import Job
     from tests.support.agents._common import mailbox
 
@@ -153,7 +154,7 @@ def play_storm(
             limits = Rollout.model_validate({"max_tokens": 64, "order": order})
             env = environments.load(task)
             agents = Agents(concurrency=32)
-            played = play.play(Job(Policy(), limits, adapter, env, attempts, "001", seed, task=task, agents=agents))
+            played = play.play(Job(Policy(), limits, adapter, env, attempts, "001", seed, task=task, settings=agents))
     finally:
         ended.set()
         killer.join()

@@ -81,9 +81,10 @@ def play(episodes: int, adapter: Path, is_apart: bool) -> dict[str, Any]:
     """The batch, and what became of it."""
     import environments
     from addons.agents.gateway import play as gateway_play
+    from addons.agents.section import Agents
     from addons.agents.viewer_page import status
     from environments.email_search import EmailSearch
-    from steps.core.params import Agents, Policy, Rollout
+    from steps.core.params import Policy, Rollout
     from steps.sampling.job import Job
     from tests.support.agents._common import mailbox
 
@@ -117,7 +118,7 @@ def play(episodes: int, adapter: Path, is_apart: bool) -> dict[str, Any]:
     limits = Rollout.model_validate({"max_tokens": 64, "order": "free"})
     try:
         played = gateway_play.play(
-            Job(Policy(), limits, adapter, environments.load(TASK), attempts, "001", 1, task=TASK, agents=settings)
+            Job(Policy(), limits, adapter, environments.load(TASK), attempts, "001", 1, task=TASK, settings=settings)
         )
     finally:
         for client in clients:

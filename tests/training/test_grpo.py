@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from addons.fleet.section import Servers
 from steps.core.errors import UserError
 from steps.core.params import Policy, Update
-from steps.core.params_policy import Servers
 from steps.core.progress import take_measurements
 from steps.core.records import Row
 from steps.policy import probe

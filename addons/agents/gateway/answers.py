@@ -22,8 +22,8 @@ from addons.agents.gateway.leases import Leases
 from addons.agents.gateway.plan import Chats, Plan
 from addons.agents.gateway.rounds import SETTLE, Rounds
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
+from addons.agents.section import Agents
 from environments.kit.pictures import apart
-from steps.core.params import Agents
 from steps.policy.chat import Chat
 from steps.sampling.episodes import turn_seed
 

@@ -31,6 +31,7 @@ from addons.agents.gateway.__main__ import KEY, LISTEN
 from addons.agents.gateway.causes import sentence
 from addons.agents.gateway.link import StageEnd
 from addons.agents.gateway.plan import Plan
+from addons.agents.section import Agents
 from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
 from steps.core.pictures import Shown
@@ -43,7 +44,6 @@ from steps.sampling import shards
 if TYPE_CHECKING:
     import subprocess
 
-    from steps.core.params import Agents
     from steps.core.records import Trajectory
     from steps.sampling.job import Job
     from steps.sampling.turns import CallSampler
@@ -160,7 +160,7 @@ def play_shard(job: Job) -> list[Trajectory]:
     """The trajectories of one shard's attempts."""
     from steps.sampling.play import engines
 
-    policy, limits, agents, attempts = job.policy, job.limits, job.agents, job.attempts
+    policy, limits, agents, attempts = job.policy, job.limits, Agents.of(job.settings), job.attempts
     chat = load_chat(policy, job.env)
     check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     allowed_cores()  # before the engine binds this process to one of them

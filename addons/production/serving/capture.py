@@ -43,7 +43,6 @@ from addons.production.serving.bodies import (
     refusal,
 )
 from addons.production.serving.counts import LATE, Counts, cause
-from addons.production.serving.guard import CONSENT_HEADER
 from addons.production.traces.captured import PRODUCER
 from addons.production.traces.messages import answer_of, conversation_of, tools_of
 from addons.production.traces.openai_jsonl import feedback_of, plain, reason
@@ -53,6 +52,7 @@ from addons.production.traces.store import FULL, Store
 from addons.production.traces.tombstones import Forgotten
 from steps.core import outside_json
 from steps.kit.guard import LARGEST, Call, Middleware, drained, read
+from steps.kit.vllm_guard import CONSENT_HEADER
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -12,10 +12,12 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pydantic import BaseModel
+
+from addons.production.section import Serve
 from addons.production.serving import comparison
 from addons.production.traces.store import Store
 from flows.promotion import change
-from steps.core.params import Serve
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from steps.registry.model import CANARY, RegisteredModel
@@ -55,6 +57,11 @@ class Scores:
             if answered == version and time >= since:
                 by_conversation[key].append(score)
         return [sum(scores) / len(scores) for scores in by_conversation.values()]
+
+
+def share(params: BaseModel) -> float:
+    """The share of the conversations that a version gets on trial; 0: none is put on trial."""
+    return Serve.of(params).canary
 
 
 def trial_writes(version: str, now: datetime | None = None) -> list[change.Write]:

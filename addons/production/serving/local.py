@@ -59,7 +59,7 @@ def play(
         begun = time.monotonic()
         job = Job(
             settings.policy, settings.evaluate, adapter, env, [(scenario, 0)], "ask", 0, data, folder,
-            task=settings.task, agents=settings.agents,
+            task=settings.task, settings=settings,
         )  # fmt: skip
         [trajectory] = sampling.play(job)
         played[who] = trajectory, time.monotonic() - begun

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from addons.production.serving import capture, guard, shown, trial
+from addons.production.serving import capture, shown, trial
 from environments.kit import http_client
 from steps.core.errors import UserError
+from steps.kit import vllm_guard as guard
 from steps.policy.chat_templates import template
-from steps.policy.served import adapter_options, model_options
+from steps.policy.served import LIMITED_SERVER, adapter_options, model_options, of_every_server
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
     from steps.policy.chat import Chat
 
-LIMITED_SERVER = "addons.production.serving.vllm_process"  # the same, as this project starts it
 KEY = Path(".flywheel/serve.key")
-
-
-def of_every_server() -> dict[str, str]:
-    """Variables of every process of vLLM's server. VLLM_CPU_KVCACHE_SPACE is the GiB of memory for the engine's cache on a
-    CPU, as in training: without it vLLM wants half of the machine's."""
-    ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    return ours | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE") or "1"}
 
 
 class Refused(http_client.NoAnswer):
@@ -113,19 +104,6 @@ class Server(NamedTuple):
         if answer.status >= 300:
             raise Refused(answer)
         return answer.body
-
-
-def checked_host(host: str) -> str:
-    """The address to listen at. UserError for one that stands for several, because requests must name it as their host."""
-    try:
-        is_several = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        is_several = not host.strip() or host != host.strip()
-    if is_several:
-        raise UserError(
-            f"--host {host!r} is no address that a client could name: give this machine's own, such as 10.0.0.5"
-        )
-    return host
 
 
 def served_key(root: Path) -> str:

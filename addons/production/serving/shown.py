@@ -18,7 +18,8 @@ from starlette.datastructures import Headers
 
 from addons.production.serving.bodies import CHAT, refusal
 from addons.production.serving.trial import rewrite
-from steps.core import outside_json, parts
+from steps.core import message_parts as parts
+from steps.core import outside_json
 from steps.core.params import Policy
 from steps.kit.guard import Call, Middleware, drained, read
 from steps.policy.loading import load_tokenizer

@@ -33,6 +33,7 @@ from addons.production.traces.records import (
 )
 from environments.kit.http_client import Client
 from steps.core.message_parts import decoded
+from steps.core.ports import need
 
 PRODUCER = "langfuse"
 OBSERVATIONS, SCORES = "/api/public/v2/observations", "/api/public/v3/scores"
@@ -41,6 +42,7 @@ FIELDS = "core,basic,io,metadata,model,trace_context"
 
 def fetch(since: str) -> Iterator[dict[str, Any]]:
     """The rows of observations and scores from a time on. UserError where Langfuse is not set up or does not answer."""
+    need("trackers", "the source langfuse")
     from addons.trackers.tracing import langfuse_pages
 
     with langfuse_pages.opened("the source langfuse") as client:

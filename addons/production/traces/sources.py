@@ -33,7 +33,7 @@ from addons.production.traces.packed import text_of
 from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
 from steps.core.errors import UserError
-from steps.core.ports import bring
+from steps.core.ports import bring, need
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -225,6 +225,7 @@ class _Reading(NamedTuple):
             rows = mlflow_traces.fetch(self.root, source.place, since)
             yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
         elif source.kind == "langfuse" and path is None:
+            need("trackers", "the source langfuse")
             from addons.trackers.tracing import langfuse_pages
 
             name = f"langfuse {hashed(langfuse_pages.host())}"

@@ -14,7 +14,7 @@ from addons.drawing.curriculum import Standing, draw, slice_of, weigh
 from environments.base import Scenario
 from environments.multiplication import Multiplication
 from steps.core.errors import UserError
-from steps.core.params import Agents, Curriculum, Policy, Rollout, RolloutParams, Score, ScoreParams
+from steps.core.params import Curriculum, Policy, Rollout, RolloutParams, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.rollout import choose, rollout
 from steps.sampling import successes
@@ -229,7 +229,6 @@ class Played:
             seed=3,
             policy=Policy(),
             rollout=Rollout(scenarios=8, attempts=2, curriculum=settings),
-            agents=Agents(),
         )
         files = {"successes": self.folder / "successes.json", "drawn": self.folder / "drawn.json"} | outputs
         rollout(

@@ -11,7 +11,7 @@ from addons.drawing.resample import grouped, resample
 from environments.base import Scenario
 from environments.multiplication import scenario as product
 from steps.core.errors import UserError
-from steps.core.params import Agents, Policy, Rollout, RolloutParams
+from steps.core.params import Policy, Rollout, RolloutParams
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.sampling import play as sampling
 from steps.sampling.job import Job
@@ -120,7 +120,6 @@ def test_the_stage_records_what_was_replaced_and_writes_the_same_bytes(
             seed=1,
             policy=Policy(),
             rollout=Rollout(scenarios=4, attempts=2, resample=count),
-            agents=Agents(),
         )
         files = tmp_path / "trajectories.parquet", tmp_path / "drawn.json"
         data = ROOT / "tasks_data/multiplication"

@@ -21,7 +21,7 @@ from steps.sampling.job import Job
 from steps.sampling.play import play
 from tests.conftest import ROOT
 
-POLICY = Policy(kind="ray", threads=1, engines=2)
+POLICY = Policy.model_validate({"kind": "ray", "threads": 1, "engines": 2})
 LIMITS = Rollout(scenarios=6, shards=3, max_tokens=16)
 
 

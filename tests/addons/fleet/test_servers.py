@@ -41,7 +41,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeVl
 
 def policy_of(fakes: list[FakeVllm], **more: Any) -> Policy:
     settings = {"urls": [fake.url for fake in fakes], "wait_seconds": 5.0, "timeout_seconds": 5.0}
-    return Policy(kind="server", servers=settings | more)
+    return Policy.model_validate({"kind": "server", "servers": settings | more})
 
 
 def sample(policy: Policy, adapter: Path, prompts: list[list[int]] = PROMPTS, backwards: bool = False) -> list[Sampled]:

@@ -18,9 +18,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from addons.fleet import vllm_server
-from addons.production.serving import uploads
-from addons.production.serving.uploads import KEPT, Uploads
+from addons.fleet import uploads, vllm_server
+from addons.fleet.uploads import KEPT, Uploads
 from steps.core.params import Policy
 from steps.policy.adapter import adapter_hash
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.flows.test_start import adapter
 
 from addons.planning import layers
 from steps.core.errors import UserError
 from steps.core.params import Lora, Params, Policy
+from tests.addons.starts.test_start import adapter
 from tests.conftest import ROOT
 
 

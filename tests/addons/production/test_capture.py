@@ -22,15 +22,16 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from addons.production import serve
-from addons.production.serving import capture, guard
+from addons.production.serving import capture
 from addons.production.serving.capture import Capture
-from addons.production.serving.guard import Guard
 from addons.production.serving.server import Server
 from addons.production.traces.captured import read
 from addons.production.traces.records import Conversation, joined, key_of
 from addons.production.traces.store import Store
 from steps.core.errors import UserError
 from steps.core.params import Policy
+from steps.kit import vllm_guard as guard
+from steps.kit.vllm_guard import Guard
 from tests.support.golden_traces import chunks
 
 KEY, CONSENT_KEY = "a-key", "a-consent-key"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from addons.production import flywheel
+from addons.production.section import Ingested
 from addons.production.settings import FlywheelSettings
+from addons.supervised.section import Sft
 from flows.deployment.workspace import keep_described
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
@@ -53,7 +55,7 @@ def gathered(root: Path, **settings: Any) -> flywheel.Turn:
 
 def kept_turn(root: Path, name: str, numbers: Any, seed: int) -> None:
     """A kept run that had these scenarios, whose file is in DVC's cache."""
-    from steps.data.ingested import md5
+    from addons.production.scenarios import md5
 
     ingested(root, numbers)
     path = root / f"ingested/{TASK}/scenarios.jsonl"
@@ -74,9 +76,9 @@ def test_a_turn_starts_from_the_champion_on_old_and_new(root: Path, monkeypatch:
     ]
     params = set_params(turn.assignments)
     assert params.policy.start_from == f"models:/{TASK}@champion"
-    assert params.scenarios.ingested is not None
-    assert (params.scenarios.ingested.share, params.scenarios.ingested.version) == (0.25, None)
-    assert (params.seed, params.promote.decides, params.train.iterations, params.sft) == (5, "regression", 5, None)
+    assert Ingested.of(params) == Ingested(share=0.25, version=None)
+    assert (params.seed, params.promote.decides, params.train.iterations) == (5, "regression", 5)
+    assert Sft.of(params) is None
 
 
 def test_without_a_champion_it_starts_afresh_and_with_good_conversations_if_they_are_wanted(root: Path) -> None:
@@ -85,8 +87,7 @@ def test_without_a_champion_it_starts_afresh_and_with_good_conversations_if_they
     assert turn.lines[-1] == "training starts from a fresh adapter, for there is no champion, with seed 5"
     params = set_params(turn.assignments)
     assert params.policy.start_from is None
-    assert params.sft is not None
-    assert params.sft.demonstrations == (f"ingested/{TASK}/demonstrations.jsonl",)
+    assert Sft.of(params) == Sft(demonstrations=(f"ingested/{TASK}/demonstrations.jsonl",))
     assert params.promote.decides == "test"
 
 

@@ -16,11 +16,11 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from addons.production.serving import guard
-from addons.production.serving.guard import Guard
 from addons.production.serving.server import Server
 from environments.email_search import EmailSearch
 from steps.core.params import Policy
+from steps.kit import vllm_guard as guard
+from steps.kit.vllm_guard import Guard
 from steps.policy.loading import load_chat
 
 KEY, SWAP_TOKEN = "a-key", "a-swap-token"
@@ -164,6 +164,6 @@ def test_the_server_is_started_with_its_guard() -> None:
     words = server.command(policy, Path("/adapters/a"), load_chat(policy, EmailSearch))
     assert [words[place + 1] for place, word in enumerate(words) if word == "--middleware"][
         -1
-    ] == "addons.production.serving.guard.Guard"
+    ] == "steps.kit.vllm_guard.Guard"
     assert words[words.index("--host") + 1] == "10.0.0.5"
     assert not {KEY, SWAP_TOKEN} & set(words), "a secret in the command line could be read by everybody on the machine"

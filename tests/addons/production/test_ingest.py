@@ -16,6 +16,7 @@ import yaml
 from addons.production import forget, forgetting, ingest
 from addons.production.traces import files, sources, unchanged
 from addons.production.traces.records import key_of
+from addons.supervised.section import Sft
 from flows.repro.parameters import set_params
 from steps.core import params
 from steps.core.errors import UserError
@@ -159,9 +160,10 @@ def test_ten_conversations_end_with_what_was_made_of_them_and_what_to_do_next(
     assert "To track the changes" not in caplog.text
     [setting] = re.findall("--set '(.*)'", output)
     checked = set_params([setting])
-    assert checked.sft is not None
-    assert checked.sft.demonstrations == ("ingested/email_search/demonstrations.jsonl",)
-    assert Path(checked.sft.demonstrations[0]).is_file()
+    sft = Sft.of(checked)
+    assert sft is not None
+    assert sft.demonstrations == ("ingested/email_search/demonstrations.jsonl",)
+    assert Path(sft.demonstrations[0]).is_file()
 
 
 def test_a_scale_that_is_given_later_reads_the_file_again(project: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from addons.production.section import Serve
 from addons.production.serving import capture, live, trial
 from addons.production.serving.trial import Served, Trial
 from addons.production.traces.store import Store
 from flows.promotion import change
-from steps.core.params import Serve
 from steps.project.ledger import Ledger
 from steps.registry import decisions
 from tests.support.fake_registry import FakeRegistry

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from addons.starts import sources
+from addons.supervised.section import Sft
 from environments.base import Scenario
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.training import start
 from steps.core.errors import UserError
-from steps.core.params import Lora, Opponent, Params, Policy, Rollout, Sft
+from steps.core.params import Lora, Opponent, Params, Policy, Rollout
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project.chain import CHAMPION

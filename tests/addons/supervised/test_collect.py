@@ -9,7 +9,7 @@ import pytest
 
 from addons.supervised import collect
 from steps.core.errors import UserError
-from steps.core.params import Params, Sft
+from steps.core.params import Params
 
 
 def test_files_are_brought_together_and_each_line_has_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_files_are_brought_together_and_each_line_has_a_source(tmp_path: Path, m
     (folder / "demonstrations.jsonl").write_text(f"{json.dumps(first | {'source': 'trace 1'})}\nno json\n")
     (tmp_path / "own.jsonl").write_text(f"\n{json.dumps(first)}\n{json.dumps(first | {'tools': []})}\n")
     names = ("ingested/demonstrations.jsonl", "own.jsonl")
-    params = Params(task="multiplication", sft=Sft(demonstrations=names))
+    params = Params.model_validate({"task": "multiplication", "sft": {"demonstrations": names}})
     found = collect.collect(tmp_path, params, tmp_path / "all.jsonl")
     assert found == {"rows": 3, "from": dict.fromkeys(names, 2), "repeated": 1}
     lines = (tmp_path / "all.jsonl").read_text().splitlines()
@@ -42,6 +42,6 @@ def test_a_file_without_a_demonstration_is_a_sentence(
 
 
 def test_agents_of_ones_own_have_no_tools_in_their_trajectories(tmp_path: Path) -> None:
-    params = Params(task="tests.support.rollouts", sft=Sft(from_runs=("nightly",)))
+    params = Params.model_validate({"task": "tests.support.rollouts", "sft": {"from_runs": ["nightly"]}})
     with pytest.raises(UserError, match="is an agent of your own"):
         collect.collect(tmp_path, params, tmp_path / "all.jsonl")

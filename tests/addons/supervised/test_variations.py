@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 from addons.supervised.chats import Demonstration
+from addons.supervised.section import Sft
 from addons.supervised.variations import copied, variations
 from environments.base import Message, use
-from steps.core.params import Sft
 
 KINDS = {"type": "string", "enum": ["Monday", "Friday"]}
 TOOLS = [

@@ -16,7 +16,8 @@ from environments.bridges import gymnasium, packages, reasoning_gym, stepped, te
 from environments.bridges.stepped import Stepped
 from flows.repro.tasks import check_task
 from steps.core.errors import UserError
-from steps.core.params import Params, Scenarios, short_name
+from steps.core.params import Params, Scenarios
+from steps.core.params_tasks import short_name
 from steps.data import contamination
 
 RANDOM = (

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import pytest
 
 from addons.fleet.replica import Replica
+from addons.fleet.section import Servers
 from environments.kit.http_client import Client, Late, NoAnswer, TooMuch, Unreachable, asked
 from environments.kit.waiting import run
 from steps.core.errors import UserError
-from steps.core.params_policy import Servers
 from tests.conftest import ROOT, free_port
 from tests.support.slow_servers import dripping_server
 

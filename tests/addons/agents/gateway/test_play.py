@@ -13,9 +13,10 @@ import pytest
 
 import environments
 from addons.agents.gateway import play as gateway  # before `check` leaves the folder
+from addons.agents.section import Agents
 from environments.base import Scenario
 from environments.email_search import EmailSearch
-from steps.core.params import Agents, Policy, Rollout
+from steps.core.params import Policy, Rollout
 from steps.core.records import Trajectory
 from steps.sampling.job import Job
 from tests.conftest import ROOT
@@ -35,7 +36,7 @@ def attempts() -> list[tuple[Scenario, int]]:
 def played(adapter: Path, order: Any, **agents: Any) -> list[Trajectory]:
     limits, env = Rollout(max_tokens=64, order=order), environments.load(TASK)
     return gateway.play(
-        Job(Policy(), limits, adapter, env, attempts(), "001", SEED, task=TASK, agents=Agents(**agents))
+        Job(Policy(), limits, adapter, env, attempts(), "001", SEED, task=TASK, settings=Agents(**agents))
     )
 
 

@@ -23,9 +23,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from addons.agents.gateway.description import openapi
 from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.play import Gateway
+from addons.agents.section import Agents
 from environments.base import Scenario
 from steps.core.errors import UserError
-from steps.core.params import Agents, Policy
+from steps.core.params import Policy
 from steps.policy.loading import load_tokenizer
 from tests.conftest import ROOT
 from tests.support.plans import plan

@@ -18,8 +18,9 @@ from addons.agents.gateway.calls import Execution
 from addons.agents.gateway.plan import Chats
 from addons.agents.gateway.server import Server
 from addons.agents.gateway.types import Request
+from addons.agents.section import Agents
 from environments.base import Scenario
-from steps.core.params import Agents, Policy
+from steps.core.params import Policy
 from steps.core.records import Trajectory
 from steps.policy.chat import Chat
 from tests.support.plans import plan

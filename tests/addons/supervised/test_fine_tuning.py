@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from steps.core.params import Sft
+from addons.supervised import fine_tuning as sft
+from addons.supervised.section import Sft
 from steps.core.progress import report_to
-from steps.training import sft
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
 from tests.support import tiny

@@ -6,7 +6,7 @@
 Nothing of what comes in is unpickled or run: a configuration in JSON and weights as safetensors, under names fixed here.
 Files come into a folder beside, and an adapter has its own place once it is whole and has its hash: what comes later under
 that name is compared with it and changes nothing. The newest 8 adapters are kept, and the newest 8 unfinished ones, for an
-hour. Every request needs the key, and names this server as its host (addons/production/serving/guard.py).
+hour. Every request needs the key, and names this server as its host (steps/kit/vllm_guard.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
-from addons.production.serving.guard import ADAPTERS, Guard
+from steps.kit.vllm_guard import ADAPTERS, Guard
 from steps.policy.adapter import adapter_hash
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ class Guard(Middleware):
                 return None
             return 403, "adapters come from the registry alone: move the alias that this server follows"
         if not self.serves(method, path):
-            return 403, "this path is not served here: addons/production/serving/guard.py lists those that are"
+            return 403, "this path is not served here: steps/kit/vllm_guard.py lists those that are"
         return None
 
     def serves(self, method: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server with limits on what anybody may send: `python -m addons.production.serving.vllm_process`, with
+"""vLLM's OpenAI server with limits on what anybody may send: `python -m steps.kit.vllm_process`, with
 vLLM's options.
 
 vLLM has options for the headers' size and number, which only uvicorn's parser h11 reads, and starts the other one where it

@@ -29,7 +29,7 @@ from steps.training.batches import Example, micro_batches
 if TYPE_CHECKING:
     import torch
 
-    from steps.core.params import Sft
+    from addons.supervised.section import Sft
     from steps.training.grpo import Trainer
 
 

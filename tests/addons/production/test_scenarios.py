@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import environments
-from addons.production import mixing
+from addons.production import scenarios as production
+from addons.production.section import Ingested
 from environments.base import Scenario, Split
 from steps.core.errors import UserError
-from steps.core.params import Ingested, Scenarios
-from steps.data import contamination, ingested
+from steps.core.params import Scenarios
+from steps.data import contamination
 
 TASK = "email_search"
 ENV = environments.load(TASK)
@@ -37,7 +38,7 @@ def asked(number: int, owner: str = "Zoe Zander") -> Scenario:
 
 
 def mix(more: list[Scenario], share: float = 0.5) -> tuple[dict[Split, list[Scenario]], dict[str, int]]:
-    return mixing.mixed(ENV, DATA, own(), more, TASK, Scenarios(ingested=Ingested(share=share)), 1)
+    return production.mixed(ENV, DATA, own(), more, TASK, Scenarios(), share, 1)
 
 
 def test_a_share_of_train_and_val_is_from_production_and_the_number_stays() -> None:
@@ -68,7 +69,7 @@ def test_few_of_them_replace_few() -> None:
 
 def test_what_is_like_a_scenario_of_the_other_side_is_left_out() -> None:
     known = own()["train"][0]
-    owner = next(f"Val {n}" for n in range(100) if mixing.split_of(f"Val {n}") == "val")
+    owner = next(f"Val {n}" for n in range(100) if production.split_of(f"Val {n}") == "val")
     double = Scenario.make(TASK, "train", known.messages, known.data | {"owner": owner})
     made, counts = mix([double])
     assert counts == {"train": 0, "val": 0, "left_out": 1}
@@ -76,7 +77,9 @@ def test_what_is_like_a_scenario_of_the_other_side_is_left_out() -> None:
 
 
 def test_what_is_there_already_is_not_taken_again() -> None:
-    made, counts = mix([scenario for scenario in own()["train"] if mixing.split_of(scenario.data["owner"]) == "train"])
+    made, counts = mix(
+        [scenario for scenario in own()["train"] if production.split_of(scenario.data["owner"]) == "train"]
+    )
     assert counts["train"] == 0
     assert {s.id for s in made["train"]} == {s.id for s in own()["train"]}
 
@@ -84,10 +87,10 @@ def test_what_is_there_already_is_not_taken_again() -> None:
 def test_another_version_than_the_runs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scenarios.jsonl"
     path.write_text(json.dumps(asked(1).model_dump(mode="json") | {"source": "chat 1"}) + "\n")
-    version = ingested.md5(path)
-    assert mixing.read_version(Ingested(version=version), path) == [asked(1)]
+    version = production.md5(path)
+    assert production.read_version(Ingested(version=version), path) == [asked(1)]
     with pytest.raises(UserError, match=f"is {'0' * 32}, and .* is {version}"):
-        mixing.read_version(Ingested(version="0" * 32), path)
+        production.read_version(Ingested(version="0" * 32), path)
     path.unlink()
     with pytest.raises(UserError, match=r"is not here: `.venv/bin/dvc checkout"):
-        mixing.read_version(Ingested(version=version), path)
+        production.read_version(Ingested(version=version), path)

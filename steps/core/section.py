@@ -1,0 +1,135 @@
+"""What a section of params.yaml is, and what add-ons bring to them (port `section` of steps/core/ports.py).
+
+An add-on's addon.toml names the places in params.yaml, and for each a class, which is one of three:
+
+    [section]
+    serve = "addons.production.section:Serve"        # AddOnSection: has its defaults where params.yaml has none of it
+    sft = "addons.supervised.section:Sft"            # OptionalSection: None there
+    policy = "addons.fleet.section:Elsewhere"        # MoreFields: of a section of the core
+
+The core's sections that take such up have the decorator `opened`. The module that holds the class imports nothing but this
+one and pydantic: reading params.yaml imports it. An add-on reads its own section by `Serve.of(params)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
+
+from steps.core import ports
+
+if TYPE_CHECKING:
+    from steps.core.params import Params
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A frozen mapping of params.yaml that refuses unknown keys, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Brought(Section):
+    """What an add-on brings to params.yaml."""
+
+    def check_with(self, params: Params) -> None:
+        """ValueError where it does not go with the rest of params.yaml."""
+
+
+class AddOnSection(Brought):
+    """A section that has its defaults where params.yaml has none of it."""
+
+    @classmethod
+    def of(cls, params: BaseModel | None) -> Self:
+        """The section in all of params.yaml, or in the part of it that a stage declares."""
+        return written(cls, params) or cls()
+
+
+class OptionalSection(Brought):
+    """A section that is None where params.yaml has none of it."""
+
+    @classmethod
+    def of(cls, params: BaseModel | None) -> Self | None:
+        """The section in all of params.yaml, or in the part of it that a stage declares."""
+        return written(cls, params)
+
+
+class MoreFields(Brought):
+    """Fields that an add-on adds to a section of the core."""
+
+    @classmethod
+    def of(cls, section: BaseModel) -> Self:
+        """A section of the core, which has these fields."""
+        assert isinstance(section, cls)
+        return section
+
+
+def brought() -> dict[str, str]:
+    """Place in params.yaml -> `module:class` of what the add-ons that are there bring to it."""
+    return {key: place for addon in ports.addons() for key, place in addon.brings.get("section", {}).items()}
+
+
+def written(kind: type[S], params: BaseModel | None) -> S | None:
+    """The section of this class in params, or params themselves where they are it."""
+    if isinstance(params, kind):
+        return params
+    for key, place in brought().items():
+        if params is not None and place == f"{kind.__module__}:{kind.__name__}":
+            value = at(params, key)
+            return value if isinstance(value, kind) else None
+    return None
+
+
+def at(params: BaseModel, key: str) -> Any:
+    """What is at a place in params.yaml; None where it is not there."""
+    value: Any = params
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def sections_in(params: BaseModel) -> Iterator[Brought]:
+    """What the add-ons brought to these params, as far as it is there."""
+    return (value for key in brought() if isinstance(value := at(params, key), Brought))
+
+
+def opened(place: str = "", *names: str) -> Callable[[type[S]], type[S]]:
+    """Decorates a section of the core with what add-ons bring to this place; with `names`, these alone. What they would
+    bring that are not there may be written as empty, which asks for nothing."""
+    prefix = f"{place}." if place else ""
+
+    def without_what_is_empty(cls: type[BaseModel], data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        lacking = {key for key in data if f"{prefix}{key}" in ports.SECTIONS and key not in cls.model_fields}
+        return {key: value for key, value in data.items() if key not in lacking or value not in (None, {})}
+
+    def with_sections(kind: type[S]) -> type[S]:
+        more, fields = list[type[BaseModel]](), dict[str, Any]()
+        for key, module in brought().items():
+            parent, _, name = key.rpartition(".")
+            if not (key == place or parent == place) or (names and name not in names):
+                continue
+            section = ports.load(module)
+            if issubclass(section, MoreFields):
+                more += [section] * (key == place)
+            elif issubclass(section, AddOnSection):
+                fields[name] = (section, section())
+            else:
+                fields[name] = (section | None, None)
+        rules: dict[str, Any] = {"without_what_is_empty": model_validator(mode="before")(without_what_is_empty)}
+        bases: Any = (*more, kind)
+        made = create_model(
+            kind.__name__,
+            __base__=bases,
+            __module__=kind.__module__,
+            __doc__=kind.__doc__,
+            __validators__=rules,
+            **fields,
+        )
+        return cast(type[S], made)
+
+    return with_sections
