@@ -216,8 +216,8 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     seen = json.loads(done.stdout.splitlines()[-1])
     there = ", ".join(sorted({*ADDONS, *ASKED} - {name}))
     sentences = [f"{key} is brought by the add-on {name}, which addons/ does not have (there: {there})" for key in keys]
-    elsewhere = "ray is brought by an add-on that addons/ does not have (there: none)"
-    more = [f"policy.kind: {elsewhere}", f"update.launcher: {elsewhere}"] * (name == "fleet")
+    lacking = "ray is brought by an add-on that addons/ does not have (there: {})".format
+    more = [f"policy.kind: {lacking('none')}", f"update.launcher: {lacking('accelerate')}"] * (name == "fleet")
     assert seen["refused"] == [*(f"params.yaml: {each}" for each in [*sentences, *more]), *(None for _ in empty)]
     assert seen["options"] == [f"params.yaml: {sentence}" for sentence in sentences]
     assert seen["needed"] == [f"{who} needs the add-on {name}, which addons/ does not have (there: {there})"] * bool(

@@ -42,9 +42,9 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            "accelerate agents drawing gguf gigpo fleet lineage models planning report starts trackers".split(), 1
+            "accelerate agents drawing gguf gigpo lineage models planning report starts trackers".split(), 1
         ),
-        **dict.fromkeys(("judges", "production"), 2),
+        **dict.fromkeys(("fleet", "judges", "production"), 2),
         "supervised": 3,
     },
 }
