@@ -10,11 +10,11 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 25_800,
-    "modules that the main job reaches": 170,
-    "lines of the product": 71_400,
-    "modules of the product": 476,
-    "lines of environments, steps and flows": 43_800,
+    "lines that the main job reaches": 23_200,
+    "modules that the main job reaches": 155,
+    "lines of the product": 71_450,
+    "modules of the product": 485,
+    "lines of environments, steps and flows": 42_300,
     "settings": 188,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 1,  # a forward pass, whose arguments are transformers' own
