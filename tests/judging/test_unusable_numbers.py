@@ -14,7 +14,6 @@ import pytest
 import environments
 from addons.agents.worker import as_result
 from addons.gigpo.credit import states_of
-from addons.judges import pairs
 from addons.judges.criteria import criteria
 from addons.judges.prompts import read
 from addons.production.traces.openai_jsonl import feedback_of
@@ -25,6 +24,7 @@ from flows.terminal import health
 from steps import score as stage
 from steps.core.params import Criteria, Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
+from steps.judging import rule
 from steps.judging.rule import by_rule, succeeds, unusable_line
 from steps.score import combine
 
@@ -165,7 +165,7 @@ def test_what_an_agent_returned_is_checked_the_same_way() -> None:
     ):
         reward = by_rule(agent, SCENARIO, played(result=result))
         assert (reward.score, reward.explanation) == (None, f"unusable: {reason}")
-        assert pairs.has_rule(agent, [reward], [played(result=result)], Score()), "it returns rewards, if bad ones"
+        assert rule.has_rule(agent, [reward], [played(result=result)], Score()), "it returns rewards, if bad ones"
 
 
 @pytest.mark.parametrize("value", [NAN, INF, np.float32("nan"), np.array(NAN), 10**400])

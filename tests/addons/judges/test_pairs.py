@@ -17,6 +17,7 @@ from environments.multiplication import scenario as product
 from steps.core.errors import UserError
 from steps.core.params import Endpoint, Judges, Ruler, Score
 from steps.core.records import Evaluation, Judged, Judgement, Order, Reward, Trajectory, write_records
+from steps.judging import rule
 from tests.support.judge_server import Judge
 from tests.support.judged import attempt, words
 from tests.support.openai_server import Server
@@ -215,7 +216,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only the same scenarios can be compared"):
         compared(stored(tmp_path / "order", other[::-1]))
     with pytest.raises(UserError, match=r"the task has no rule, so only a judge .* set score\.judges\.rule: 0"):
-        pairs.settings_of(RULED, "the task has no rule")
+        rule.settings_of(RULED, "the task has no rule")
 
 
 class Agent(Multiplication):
@@ -233,16 +234,16 @@ def rewards(*scores: float | None) -> list[Reward]:
 
 def test_which_tasks_have_a_rule_is_seen_by_their_attempts() -> None:
     ended, broken = played([0.5, 0.5, *[None] * 10], "a")[:2], played([None] * N, "a")[:1]
-    assert pairs.has_rule(Agent, rewards(1.0, 0.0), ended, RULED)
-    assert not pairs.has_rule(Agent, rewards(None, None), ended, RULED)
-    assert pairs.has_rule(Agent, rewards(1.0, None), [ended[0], broken[0]], RULED), "a failed attempt has no reward"
+    assert rule.has_rule(Agent, rewards(1.0, 0.0), ended, RULED)
+    assert not rule.has_rule(Agent, rewards(None, None), ended, RULED)
+    assert rule.has_rule(Agent, rewards(1.0, None), [ended[0], broken[0]], RULED), "a failed attempt has no reward"
     full = broken[0].model_copy(update={"stop_reason": "context", "error": "BadRequestError: no room was left"})
-    assert pairs.has_rule(Agent, rewards(1.0, None), [ended[0], full], RULED), "nor has one whose context was full"
-    assert not pairs.has_rule(Ruleless, rewards(None, None), ended, RULED)
+    assert rule.has_rule(Agent, rewards(1.0, None), [ended[0], full], RULED), "nor has one whose context was full"
+    assert not rule.has_rule(Ruleless, rewards(None, None), ended, RULED)
     with pytest.raises(UserError, match=r"1 attempts have a reward, and 1 have none \(t1 is the first\)"):
-        pairs.has_rule(Agent, rewards(1.0, None), ended, RULED)
+        rule.has_rule(Agent, rewards(1.0, None), ended, RULED)
     alone = Score(judges=Judges(ruler=1), ruler=Ruler(endpoint=Endpoint(model="m")))
-    assert [pairs.has_rule(Agent, rewards(None), broken, score) for score in (RULED, alone)] == [True, False]
+    assert [rule.has_rule(Agent, rewards(None), broken, score) for score in (RULED, alone)] == [True, False]
 
 
 def test_a_judge_sees_what_an_agent_returned() -> None:
