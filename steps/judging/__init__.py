@@ -1,1 +1,1 @@
-"""Judges: rules, weighted criteria, RULER, and what is known about a judge."""
+"""The rule, the port of other judges, and the watch on reward and success."""
