@@ -46,6 +46,7 @@ def rollout(
     from environments._shares import interleaved
     from environments.base import Scenario
     from steps.core.records import read_records, write_records
+    from steps.sampling import curriculum
     from steps.sampling.job import Job
     from steps.sampling.play import play
 
@@ -89,7 +90,7 @@ def rollout(
         played = [trajectory for attempts in groups.values() for trajectory in attempts]
     write_records(played, trajectories)
     if drawn is not None:
-        content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
+        content = {"curriculum": settings and curriculum.described(settings), "scenarios": record}
         if other is not None:
             content["opponent"] = described(other)
         if params.rollout.resample:

@@ -61,7 +61,8 @@ def settings() -> tuple[int, int]:
     """(of the core, in all) the fields of params.yaml that hold a value and no section; those of a section that stands at
     several places once. What add-ons bring (steps/core/section.py) is not the core's."""
     core = total = 0
-    for kind in {Params, *sections_in_all(Params)}:
+    kinds: set[type[BaseModel]] = {Params, *sections_in_all(Params)}
+    for kind in kinds:
         bases = [base for base in kind.__mro__ if base.__module__.startswith("addons.")]
         brought = {name for base in bases for name in base.__annotations__}
         values = {name for name, field in kind.model_fields.items() if not list(sections_in(field.annotation))}

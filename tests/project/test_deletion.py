@@ -172,7 +172,7 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     keys = sorted(key for key, addon in ports.SECTIONS.items() if addon == name)
     texts = [inside(key, SETTINGS[key]) for key in keys]
     texts += [inside("policy.kind", "ray"), inside("update.launcher", "ray")] * (name == "fleet")
-    empty = [inside(key, nothing) for key in keys for nothing in (None, {})]
+    empty = [each for key in keys for each in (inside(key, None), inside(key, {}))]
     options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
     program, who = NEEDING.get(name, ("", ""))
     programs = [program] * bool(program)
