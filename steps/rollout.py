@@ -90,7 +90,8 @@ def rollout(
         played = [trajectory for attempts in groups.values() for trajectory in attempts]
     write_records(played, trajectories)
     if drawn is not None:
-        content = {"curriculum": settings and settings.model_dump(), "scenarios": record}
+        curriculum = bring("drawing", "curriculum", "rollout.curriculum") if settings else None
+        content = {"curriculum": curriculum and curriculum.described(settings), "scenarios": record}
         if other is not None:
             content["opponent"] = described(other)
         if params.rollout.resample:

@@ -2,9 +2,10 @@
 
 Where all attempts at a scenario end in the same way, comparing them teaches nothing. The weights follow from this run: the
 stage score writes run/NNN/successes.json, the attempts and successes by scenario for each iteration so far (initialise
-writes the first, empty one), and the next iteration's rollout reads it. A scenario that was attempted within the window is
-judged by its own share of successes. Any other is judged by its slice: the scenarios of the same kind and difficulty, where
-the data has them. Without either its weight is 1. No weight is 0, so that scenarios that were too hard come back.
+writes the first, empty one), and the next iteration's rollout reads it. A scenario that was attempted in the last WINDOW
+iterations is judged by its own share of successes. Any other is judged by its slice: the scenarios of the same kind and
+difficulty, where the data has them. Without either its weight is 1. No weight is 0, so that scenarios that were too hard
+come back.
 
 Left out: attempts that could not be scored, which say nothing about the scenario. And unlike rollout without a curriculum,
 this does not promise that every scenario is played before any is played again.
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from environments.base import Scenario
     from steps.core.params import Curriculum
 
+WINDOW = 4  # iterations that are looked back
+FLOOR = 0.2  # weight with which what was too easy or too hard is drawn; all others have weight 1
+
 
 class Standing(NamedTuple):
     """A scenario's attempts and successes within the window, and the weight with which it is drawn."""
@@ -34,10 +38,15 @@ class Standing(NamedTuple):
     weight: float
 
 
+def described(settings: Curriculum) -> dict[str, float]:
+    """By what scenarios were weighed, for drawn.json."""
+    return {"window": WINDOW, **settings.model_dump(), "floor": FLOOR}
+
+
 def weigh(scenarios: Sequence[Scenario], history: Sequence[Counts], settings: Curriculum) -> list[Standing]:
     """A standing for each scenario, in the same order."""
     own: dict[str, list[int]] = {}
-    for iteration in history[-settings.window :]:
+    for iteration in history[-WINDOW:]:
         for name, counts in iteration.items():
             _add(own, name, counts)
     slices: dict[str, list[int]] = {}
@@ -50,7 +59,7 @@ def weigh(scenarios: Sequence[Scenario], history: Sequence[Counts], settings: Cu
         judged_by = "scenario" if scenario.id in own else "slice" if part in slices else None
         attempts, successes = own[scenario.id] if judged_by == "scenario" else slices.get(part or "", [0, 0])
         extreme = judged_by is not None and not settings.low <= successes / attempts <= settings.high
-        weight = settings.floor if extreme else 1.0
+        weight = FLOOR if extreme else 1.0
         standings.append(Standing(scenario.id, part, attempts, successes, judged_by, weight))
     return standings
 

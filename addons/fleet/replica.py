@@ -33,6 +33,7 @@ START = (
     "start it as docs/gpu.md says (`make vllm-server`, or the command that `.venv/bin/python -m addons.fleet.vllm_server "
     "--print` prints)"
 )
+AT_ONCE = 256  # requests under way at a server
 DRAWN = 16  # tokens of the requests by which a server's draws are checked
 MOST = 20  # logprobs at a place: as many as vLLM gives by default
 
@@ -57,7 +58,7 @@ class Replica:
         key = os.environ.get(settings.key_env, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise UserError(f"the key in {settings.key_env} holds characters that no HTTP header takes")
-        connections = settings.max_connections + 8  # with those for loads and checks
+        connections = AT_ONCE + 8  # with those for loads and checks
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.http = Client(self.url, headers=headers, connections=connections)
         self.is_here = False  # it answers, and has been checked

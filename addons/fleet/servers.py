@@ -24,7 +24,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from addons.fleet.replica import PREFIX, Away, Refused, Replica
+from addons.fleet.replica import AT_ONCE, PREFIX, Away, Refused, Replica
 from addons.fleet.section import Elsewhere
 from steps.core.errors import UserError
 from steps.core.progress import say
@@ -251,7 +251,7 @@ class Fleet:
         until: float | None = None
         while True:
             ready = [each for each in self.replicas if each.is_here and version.name in each.held]
-            free = [each for each in ready if len(each.turns) < self.settings.max_connections]
+            free = [each for each in ready if len(each.turns) < AT_ONCE]
             if free:
                 return min(free, key=lambda replica: len(replica.turns))
             if ready:

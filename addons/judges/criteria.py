@@ -28,6 +28,7 @@ LONGEST = 300  # characters that are compared; difflib's time grows with their c
 EXCESS = 0.5  # cost of twice the turns needed; with three times as many the part is 0
 ERROR = 0.2  # cost of an error observation; with five of them the part is 0
 PATIENCE = 30.0  # seconds of response time that cost nothing
+TOKENS_PER_SECOND = 50  # at which sampled tokens are counted as response time
 IMPATIENCE = 1 / 60  # cost of each further second; after one more minute the part is 0
 Part = tuple[float, str]  # a value from 0 to 1, and its reason
 
@@ -36,7 +37,7 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
     """The weighted sum of the four parts; None for a failed episode, and for an outcome with unusable numbers. `components`
     are weighted, so they sum to the score.
 
-    Response time is computed from sampled tokens (settings.tokens_per_second): a clock would give other bytes on each run.
+    Response time is computed from sampled tokens (TOKENS_PER_SECOND): a clock would give other bytes on each run.
     """
     from environments.base import count_errors, count_turns
     from environments.kit.values import UnusableNumber
@@ -53,7 +54,7 @@ def criteria(env: type[Env], scenario: Scenario, trajectory: Trajectory, setting
         return unusable(env, scenario, trajectory, common, problem)
     if trajectory.result is not None and trajectory.result.output:
         outcome = outcome._replace(given=trajectory.result.output)
-    seconds = sum(len(turn.completion_ids) for turn in trajectory.turns) / settings.tokens_per_second
+    seconds = sum(len(turn.completion_ids) for turn in trajectory.turns) / TOKENS_PER_SECOND
     parts = {
         "accuracy": accuracy(outcome, success),
         "efficiency": efficiency(count_turns(messages), outcome.optimal_turns),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Ingested(OptionalSection):
-    """Scenarios from production among the task's own (steps/data/ingested.py, docs/flywheel.md)."""
+    """Scenarios from production among the task's own (addons/production/scenarios.py, docs/flywheel.md)."""
 
     share: float = Field(0.5, gt=0, le=1)
     """Share of the scenarios of train and val that they replace, where there are so many of them."""

@@ -255,8 +255,8 @@ class PromoteParams(RegisterParams):
 def declared(kind: str, stage: str) -> type[BaseModel]:
     """The class of parameters that a stage's function names: one of the above, or of the params.py of its add-on."""
     own = vars(ports.load(f"{stage.rpartition('.')[0]}.params")) if stage.startswith("addons.") else {}
-    found: type[BaseModel] = own.get(kind) or globals()[kind]
-    return found
+    chosen: type[BaseModel] = own.get(kind) or globals()[kind]
+    return chosen
 
 
 P = TypeVar("P", bound=BaseModel)

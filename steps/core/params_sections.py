@@ -24,8 +24,6 @@ class Scenarios(Section):
     """Scenarios by which the best iteration is chosen."""
     test: int = Field(540, ge=1)
     """Scenarios by which an adapter is judged in the end."""
-    ngram: int = Field(8, ge=2, le=50)
-    """Length in words of the n-grams by which texts are compared."""
     max_overlap: float = Field(0.8, gt=0, le=1)
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
     generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
@@ -35,14 +33,10 @@ class Scenarios(Section):
 class Curriculum(Section):
     """Draws scenarios less often that were too easy or too hard in the last iterations (addons/drawing/curriculum.py)."""
 
-    window: int = Field(4, ge=1, le=50)
-    """Iterations that are looked back."""
     low: float = Field(0.1, ge=0, le=1)
     """Share of successes below which a scenario was too hard."""
     high: float = Field(0.9, ge=0, le=1)
     """Share of successes above which a scenario was too easy."""
-    floor: float = Field(0.2, gt=0, le=1)
-    """Weight with which those are drawn; all others have weight 1."""
 
     @model_validator(mode="after")
     def check(self) -> Curriculum:
@@ -148,8 +142,6 @@ class Criteria(Section):
     """Weight of the share of required actions that were taken."""
     satisfaction: float = Field(0.1, ge=0, le=1)
     """Weight of what remains after errors and a long response."""
-    tokens_per_second: float = Field(50, gt=0)
-    """Speed at which sampled tokens are counted as response time, so that it is the same on every machine."""
 
     @model_validator(mode="after")
     def check(self) -> Criteria:

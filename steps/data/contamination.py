@@ -37,6 +37,7 @@ RULES = ("content", "source", "shown", "overlap")
 HELD: tuple[Split, ...] = ("val", "test")
 COMMON = 0.2  # share of the training scenarios above which an n-gram is the task's own wording
 SHOWN = 10  # pairs that the error lists
+NGRAM = 8  # words of the n-grams by which texts are compared
 
 
 class SimilarPair(NamedTuple):
@@ -73,7 +74,7 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "scenarios": {split: len(scenarios) for split, scenarios in splits.items()},
         "found": dict.fromkeys(RULES, 0),
         "sources": list(env.sources) or sorted({key for part in mixed.parts(env).values() for key in part.sources}),
-        "ngram": params.ngram,
+        "ngram": NGRAM,
         "max_overlap": params.max_overlap,
         "openings_seen": openings_seen(splits),
         "overlap_applies": not env.openings_repeat,
@@ -130,7 +131,7 @@ def _compared(
         for first, second in ((train, held), (splits["val"], splits["test"]))
         for pair in _sharing(rule, first, second, keys_of)
     ]
-    overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, params.ngram)
+    overlaps, measured = ([], 0) if env.openings_repeat else by_overlap(train, held, NGRAM)
     pairs += [pair for pair in overlaps if pair.share > params.max_overlap]
     by_scenario = {(pair.split, pair.scenario): pair for pair in reversed(pairs)}
     return [pair for pair in pairs if by_scenario[pair.split, pair.scenario] is pair], overlaps, measured
@@ -147,7 +148,7 @@ def _compared_by_task(
         pairs, overlaps, measured = pairs + result[0], overlaps + result[1], measured + result[2]
         others = [each for each in splits["train"] if each.task != task and not parts[each.task].openings_repeat]
         if not env.openings_repeat:
-            across, _ = by_overlap(others, [*own["val"], *own["test"]], params.ngram)
+            across, _ = by_overlap(others, [*own["val"], *own["test"]], NGRAM)
             pairs += [pair for pair in across if pair.share > params.max_overlap]
             overlaps += across
     return pairs, overlaps, measured

@@ -16,6 +16,7 @@ from environments.base import Scenario, Split
 from environments.multiplication import Multiplication
 from steps.core.errors import UserError
 from steps.core.params import Scenarios, ScenariosParams
+from steps.data import contamination
 from steps.data.contamination import by_overlap, check, sources
 from steps.scenarios import scenarios
 from tests.conftest import ROOT
@@ -144,12 +145,13 @@ def test_a_planted_near_copy_stops_the_run_and_is_named() -> None:
     assert "\n" not in str(problem.value)
 
 
-def test_the_threshold_is_a_share_that_may_not_be_passed() -> None:
+def test_the_threshold_is_a_share_that_may_not_be_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contamination, "NGRAM", 3)
     train, test = [told("a b c d x")], [told("a b c d e f", "test")]
-    assert checked(train, test, ngram=3, max_overlap=0.5)["largest_overlap"]["share"] == 0.5
+    assert checked(train, test, max_overlap=0.5)["largest_overlap"]["share"] == 0.5
     with pytest.raises(UserError, match=r"overlap 0\.50"):
-        checked(train, test, ngram=3, max_overlap=0.49)
-    assert checked([told("x a b c d e f", place=1)], test, ngram=3, max_overlap=1.0)["largest_overlap"]["share"] == 1.0
+        checked(train, test, max_overlap=0.49)
+    assert checked([told("x a b c d e f", place=1)], test, max_overlap=1.0)["largest_overlap"]["share"] == 1.0
 
 
 def test_the_same_content_in_two_splits_has_two_ids_and_is_found() -> None:

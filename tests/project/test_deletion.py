@@ -193,9 +193,6 @@ def test_the_table_of_sections_is_what_the_addons_bring() -> None:
         assert modules[0].startswith(f"addons.{addon}.section"), key
 
 
-EMPTY: tuple[object, ...] = (None, {})
-
-
 @pytest.mark.parametrize("name", [*ADDONS, *ASKED])
 def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> None:
     """Each add-on alone: a setting of it is refused by a sentence that names it, and so is what another one needs it for."""
@@ -203,7 +200,7 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     keys = sorted(key for key, addon in ports.SECTIONS.items() if addon == name)
     texts = [inside(key, SETTINGS[key]) for key in keys]
     texts += [inside("policy.kind", "ray"), inside("update.launcher", "ray")] * (name == "fleet")
-    empty = [inside(key, nothing) for key in keys for nothing in EMPTY]
+    empty = [each for key in keys for each in (inside(key, None), inside(key, {}))]
     options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
     program, who = NEEDING.get(name, ("", ""))
     programs = [program] * bool(program)

@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 27_450,
+    "lines that the main job reaches": 27_470,
     "modules that the main job reaches": 179,
-    "lines of the product": 71_550,
+    "lines of the product": 71_595,
     "modules of the product": 479,
-    "lines of environments, steps and flows": 45_540,
-    "settings of the core": 157,
-    "settings in all": 188,
+    "lines of environments, steps and flows": 45_720,
+    "settings of the core": 153,
+    "settings in all": 183,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
     "files over 350 lines": 17,

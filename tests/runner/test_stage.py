@@ -101,6 +101,8 @@ PARAMS = """
 from steps.core.errors import UserError
 class ToyParams:
     word = ""
+def declared(kind, stage):
+    return globals()[kind]
 def load(path, kind):
     params = kind()
     params.word = path.read_text().strip()

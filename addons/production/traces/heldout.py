@@ -25,6 +25,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from environments.base import Message
+from steps.data import contamination
 from steps.data.contamination import COMMON, n_grams, sources
 
 if TYPE_CHECKING:
@@ -46,14 +47,14 @@ class HeldOut:
         self.env, self.task, self.params = env, task, params
         self.contents = {content(scenario): name(scenario) for scenario in held}
         self.sources = {key: name(scenario) for scenario in held for key in sources(scenario, task, env.sources)}
-        seen = Counter(gram for scenario in train for gram in n_grams(scenario, params.ngram))
+        seen = Counter(gram for scenario in train for gram in n_grams(scenario, contamination.NGRAM))
         common = {gram for gram, count in seen.items() if count > max(1, COMMON * len(train))}
         self.grams: dict[tuple[str, ...], list[str]] = defaultdict(list)
         self.sizes: dict[str, int] = {}
         self.phrases: dict[int, dict[str, str]] = defaultdict(dict)  # by the number of words
         texts = []
         for scenario in held if not env.openings_repeat else ():
-            grams = n_grams(scenario, params.ngram) - common
+            grams = n_grams(scenario, contamination.NGRAM) - common
             self.sizes[name(scenario)] = len(grams)
             for gram in grams:
                 self.grams[gram].append(name(scenario))
@@ -95,7 +96,7 @@ class HeldOut:
         if not self.grams:
             return ""
         asked = Scenario.make(self.task, "train", [message for message in messages if message["role"] == "user"], {})
-        shared = Counter(other for gram in n_grams(asked, self.params.ngram) for other in self.grams.get(gram, ()))
+        shared = Counter(other for gram in n_grams(asked, contamination.NGRAM) for other in self.grams.get(gram, ()))
         for other, count in sorted(shared.items(), key=lambda pair: (-pair[1], pair[0])):
             if count / self.sizes[other] > self.params.max_overlap:
                 return f"overlap: {other}"

@@ -190,7 +190,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_server_that_is_killed_and_comes_back_changes_no_byte(
-    two: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = make_adapter(tmp_path / "adapter", "one")
     replies = sample(policy_of(two), adapter)
@@ -198,7 +198,8 @@ def test_a_server_that_is_killed_and_comes_back_changes_no_byte(
     begun = len(two[0].asked)
     prompts = [ids for ids in PROMPTS for _ in range(2)]
     outcome: list[Any] = []
-    batch = threading.Thread(target=lambda: outcome.append(sample(policy_of(two, max_connections=4), adapter, prompts)))
+    monkeypatch.setattr(servers, "AT_ONCE", 4)
+    batch = threading.Thread(target=lambda: outcome.append(sample(policy_of(two), adapter, prompts)))
     batch.start()
     until(lambda: len(two[0].asked) > begun + 28)  # the probes, and some turns
     two[0].stop()

@@ -280,7 +280,7 @@ LOOK, LOST, LIMO, LIMA = (
 def test_the_whole_is_the_weighted_sum(
     turns: list[Message], stop: StopReason, tokens: int, parts: tuple[float, ...]
 ) -> None:
-    settings = Criteria(accuracy=0.4, efficiency=0.3, completeness=0.2, satisfaction=0.1, tokens_per_second=50)
+    settings = Criteria(accuracy=0.4, efficiency=0.3, completeness=0.2, satisfaction=0.1)
     reward = criteria(CapitalsTask, PERU, played(PERU, capital(*turns), stop, tokens), settings)
     weighted = [weight * part for weight, part in zip((0.4, 0.3, 0.2, 0.1), parts, strict=True)]
     assert reward.score == pytest.approx(sum(weighted))
@@ -310,10 +310,9 @@ def test_the_weights_are_those_that_are_set(weights: tuple[float, ...], score: f
 
 
 def test_response_time_is_told_from_tokens() -> None:
-    trajectory = played(PERU, capital(LOOK, LIMA), tokens=1500)
-    for speed, value in ((100.0, 1.0), (50.0, 0.5), (25.0, 0.0)):  # 30, 60 and 120 s
-        settings = Criteria(tokens_per_second=speed)
-        assert criteria(CapitalsTask, PERU, trajectory, settings).components["satisfaction"] == pytest.approx(
+    for tokens, value in ((1500, 1.0), (3000, 0.5), (6000, 0.0)):  # 30, 60 and 120 s
+        trajectory = played(PERU, capital(LOOK, LIMA), tokens=tokens)
+        assert criteria(CapitalsTask, PERU, trajectory, Criteria()).components["satisfaction"] == pytest.approx(
             0.1 * value
         )
 
