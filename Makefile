@@ -206,6 +206,12 @@ nightly: dev  ## what make test leaves out: tests/NIGHTLY.md, make faults, make 
 	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
 	$(if $(ARGS),,$(BY_NIGHT) faults || failed=1; $(BY_NIGHT) fuzz || failed=1;) [ -z "$$failed" ]
 
+coverage: dev  ## say which lines and branches of the product tests reach (ARGS="tests/judging": some tests alone)
+	@rm -rf .flywheel/coverage
+	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m coverage run -m pytest -n 2 $(ARGS) || failed=1; \
+	$(RUN) python -m coverage combine --quiet && $(RUN) python -m coverage html --quiet && \
+		$(RUN) python -m coverage report --skip-covered && [ -z "$$failed" ]
+
 faults: dev  ## test every fault of tests/faults/README.md, DVC stopped at 600 places, and random kills of real runs
 	@OMP_WAIT_POLICY=passive $(RUN) python -m tests.faults.test_table
 	@$(RUN) python -m tests.support.interrupted --points 300

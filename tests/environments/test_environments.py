@@ -38,7 +38,7 @@ from tests.support.capitals import CapitalsTask
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 PLAYERS = ("scripted", "random", "gold", "bad")
 EACH = 4  # scenarios of a split that are played
-OUTPUTS = 500  # malformed turns
+OUTPUTS = 200  # malformed turns; by night 500
 HANGS = 5.0  # seconds: a thousand times what a turn should take
 LONGEST_ERROR = 5_000  # characters
 LOW, HIGH = -5, 5  # rewards: groups of any task are comparable in size
@@ -568,8 +568,8 @@ KINDS = ("truncated", "value", "arguments", "name", "shape", "nested", "number",
 HEAVY = ("huge", "many")  # long to read whatever the task
 
 
-def outputs(task: Task, seed: int) -> Iterator[tuple[str, str]]:
-    """(kind, text) of `OUTPUTS` malformed turns."""
+def outputs(task: Task, seed: int, count: int) -> Iterator[tuple[str, str]]:
+    """(kind, text) of so many malformed turns."""
     rng = Random(f"{task.name} {seed}")
     known: list[Call] = [
         (name, arguments)
@@ -580,7 +580,7 @@ def outputs(task: Task, seed: int) -> Iterator[tuple[str, str]]:
     known += [(name, example(task, name)) for name in task.env.tools() for _ in range(1 + len(known) // 4)]
     known = known or [("answer", {"text": "word"})]
     kinds = [kind for kind in HEAVY for _ in range(3)]
-    kinds += [KINDS[at % len(KINDS)] for at in range(OUTPUTS - len(kinds))]
+    kinds += [KINDS[at % len(KINDS)] for at in range(count - len(kinds))]
     rng.shuffle(kinds)
     for kind in kinds:
         refused = task.name in SLOW and (kind in HEAVY or rng.random() < 0.9)
@@ -617,23 +617,29 @@ def check_observations(observations: list[Message], env: Env, what: str) -> None
         )
 
 
-def test_malformed_turns_are_answered(task: Task, tokenizer: Any) -> None:
+@pytest.fixture
+def count(request: pytest.FixtureRequest) -> int:
+    return int(getattr(request, "param", OUTPUTS))
+
+
+@pytest.mark.parametrize("count", [OUTPUTS, pytest.param(500, marks=pytest.mark.nightly)], indirect=True)
+def test_malformed_turns_are_answered(task: Task, tokenizer: Any, count: int) -> None:
     chat = task.chat(tokenizer)
     env, turns, started = task.start(task.scenarios[0]), 0, 1
-    count = 0
-    for count, (kind, text) in enumerate(outputs(task, 1), 1):
+    number = 0
+    for number, (kind, text) in enumerate(outputs(task, 1, count), 1):
         ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
         with within(HANGS, f"{kind}: {text}"):
             read, problems = chat.parse(ids)
             observations = env.step(read, problems)
         check_observations(observations, env, f"{kind}: {text}")
-        if observations and len(observations) < 20 and count % 10 == 0:
+        if observations and len(observations) < 20 and number % 10 == 0:
             ids = chat.suffix_ids(observations)
             assert ids.count(chat.end) == len({message["role"] for message in observations}), "an answer ends a turn"
         turns += 1
         if env.done or turns == env.max_turns:
             env, turns, started = task.start(task.scenarios[started % len(task.scenarios)]), 0, started + 1
-    assert count == OUTPUTS
+    assert number == count
 
 
 def test_a_reward_takes_any_transcript(task: Task, tokenizer: Any) -> None:
@@ -641,7 +647,7 @@ def test_a_reward_takes_any_transcript(task: Task, tokenizer: Any) -> None:
     chat = task.chat(tokenizer)
     one = task.scenarios[0]
     messages, env = [*one.messages], task.start(one)
-    texts = [text for kind, text in outputs(task, 2) if kind not in HEAVY]
+    texts = [text for kind, text in outputs(task, 2, 500) if kind not in HEAVY]
     for at, text in enumerate(texts[:: 10 if task.name in SLOW else 2]):
         read, problems = chat.parse(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         messages += [read, *env.step(read, problems)]

@@ -276,9 +276,7 @@ def main(family: str, folder: Path) -> dict[str, Any]:
 
 def each(folder: Path, families: list[str]) -> None:
     """Each family in a forked process of its own, since a process holds one engine; the imports are made once for all."""
-    import vllm  # noqa: F401 (the imports of TRL and vLLM take most of a family's time)
-    from trl import GRPOTrainer  # noqa: F401
-
+    from steps.sampling import packages  # noqa: F401 (these imports take most of a family's time)
     from steps.training import grpo  # noqa: F401
 
     for family in families:

@@ -225,6 +225,7 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_compiled_kernel_takes_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, by the C++ kernel, at lengths that are not multiples of a block: compiled once for all of them. Checkpointing
     sees it as one operation, and keeps what it gives."""

@@ -26,6 +26,7 @@ from tests.training import against_trl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = list(against_trl.OPTIONS)
+BY_NIGHT = [f"entropy bonus with {loss}" for loss in against_trl.LOSSES if loss not in ("dapo", "gspo")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,9 @@ def batches(against: against_trl.Side) -> list[against_trl.Batch]:
     return [against.batch(seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in BY_NIGHT else ()) for name in NAMES]
+)
 def test_an_option_is_trls(against: against_trl.Side, batches: list[against_trl.Batch], name: str) -> None:
     """The gradient of each optimiser step, and where there is one alone all metrics that TRL has of it."""
     seed = NAMES.index(name) % 2
@@ -100,7 +103,7 @@ SPLIT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.02])
+@pytest.mark.parametrize("beta", [pytest.param(0.0, marks=pytest.mark.nightly), 0.02])
 @pytest.mark.parametrize("name", SPLIT)
 def test_metrics_are_the_same_in_other_micro_batches(policy: Policy, name: str, beta: float) -> None:
     measured = []

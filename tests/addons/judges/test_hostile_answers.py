@@ -25,7 +25,8 @@ from tests.support.judge_server import Judge
 from tests.support.judged import Stage, attempt, group, quality, words
 from tests.support.openai_server import Answer, Body, Server
 
-GROUPS = 520  # of two attempts; most are asked about twice, because the first answer cannot be used
+# Of two attempts each; most are asked about twice, because the first answer cannot be used.
+GROUPS = [160, pytest.param(520, marks=pytest.mark.nightly)]
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
@@ -60,20 +61,21 @@ def is_plain(text: str) -> bool:
     return all(unicodedata.category(sign) not in ("Cc", "Cs") for sign in text if sign not in "\n\t")
 
 
-def test_a_thousand_hostile_answers(tmp_path: Path) -> None:
-    judge = HostileJudge(seed=5)
+@pytest.mark.parametrize("groups", GROUPS)
+def test_hostile_answers_by_the_hundred(tmp_path: Path, groups: int) -> None:
+    judge = HostileJudge(seed=9)
     with Server(Judge()) as quiet, judge:
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path), quiet.url, judge.url, str(GROUPS)]
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path), quiet.url, judge.url, str(groups)]
         out = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240).stdout
     before, _, after = json.loads(out.splitlines()[-1])
-    assert judge.kinds.total() >= 1000
+    assert judge.kinds.total() >= 1.9 * groups
     assert set(judge.kinds) == {*GOOD, *BAD, *WIRE}
     assert after - before <= 200, "MB of memory, at the most that the process ever had"
 
     kinds = {re.findall(r"What is \d+ \* \d+\?", shown)[0]: given for shown, given in judge.given.items()}
-    qualities = {one.id: quality(one) for number in range(GROUPS) for one in group(number, 2).trajectories}
+    qualities = {one.id: quality(one) for number in range(groups) for one in group(number, 2).trajectories}
     asked = {
-        group(number, 2).scenario.id: str(group(number, 2).scenario.messages[-1]["content"]) for number in range(GROUPS)
+        group(number, 2).scenario.id: str(group(number, 2).scenario.messages[-1]["content"]) for number in range(groups)
     }
     rewards = read_records(Reward, tmp_path / "first" / "rewards.parquet")
     assert [reward.trajectory_id for reward in rewards] == list(qualities)
