@@ -41,6 +41,7 @@ MAY_IMPORT_MLFLOW = {
     "flows/deployment/mlflow_server.py",
     "steps/project/store.py",
     "steps/registry/publish.py",
+    "steps/tracking/entries.py",
     "steps/tracking/tracker.py",
     "addons/trackers/tracing/to_mlflow.py",
 }
@@ -102,6 +103,7 @@ HEAVY_OURS = {
     "steps.training.flex",
     "steps.training.fused",
     "steps.training.layers",
+    "steps.training.logprobs",
 }
 
 
@@ -486,7 +488,10 @@ def test_help_lists_the_tasks(tree: Path) -> None:
     (tree / "environments").mkdir()
     for name in ("base", "chess", "go", "_tools", "__init__"):
         (tree / f"environments/{name}.py").touch()
-    assert "Tasks (make train TASK=name): chess go" in make(tree).stdout.splitlines()
+    for name in ("kit", "bridges", "shogi"):
+        (tree / "environments" / name).mkdir()
+        (tree / f"environments/{name}/__init__.py").touch()
+    assert "Tasks (make train TASK=name): chess go shogi" in make(tree).stdout.splitlines()
 
 
 @pytest.mark.parametrize("target", ["train", "reproduce", "ui"])
