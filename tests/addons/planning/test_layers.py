@@ -10,8 +10,8 @@ import pytest
 from addons.planning import layers
 from steps.core.errors import UserError
 from steps.core.params import Lora, Params, Policy
+from tests.addons.starts.test_start import adapter
 from tests.conftest import ROOT
-from tests.flows.test_start import adapter
 
 
 @pytest.mark.parametrize(
