@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import fmean
@@ -46,7 +46,7 @@ from addons.judges.prompts import (
     Prepared,
     ShownAttempt,
 )
-from addons.models.client import CallFailed, Client, Reply, Request, pool, together
+from addons.models.client import CallFailed, Client, Reply, Request, together
 from steps.core.errors import UserError
 from steps.core.progress import measure, progress
 from steps.core.records import Judgement, Order, Probe
@@ -285,3 +285,16 @@ def refuse_useless(judgements: Sequence[Judgement], client: Client) -> None:
         f"the judge scored none of {len(compared)} groups; the first: {compared[0].problem}; none of its answers is kept: "
         "see to the judge (score.ruler), and run the same command again"
     )
+
+
+async def pool(work: Iterable[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
+    """As `together`, but at most `at_once` run at the same time; later coroutines are made only when their turn comes."""
+    waiting: Iterator[tuple[int, Coroutine[Any, Any, T]]] = enumerate(work)
+    results: dict[int, T] = {}
+
+    async def worker() -> None:
+        for place, coroutine in waiting:
+            results[place] = await coroutine
+
+    await together(worker() for _ in range(at_once))
+    return [results[place] for place in range(len(results))]

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -317,19 +317,6 @@ def ask_all(endpoint: Endpoint, requests: Iterable[Request], note: str = "answer
             return await client.ask_all(requests, note)
 
     return asyncio.run(ask())
-
-
-async def pool(work: Iterable[Coroutine[Any, Any, T]], at_once: int) -> list[T]:
-    """As `together`, but at most `at_once` run at the same time; later coroutines are made only when their turn comes."""
-    waiting: Iterator[tuple[int, Coroutine[Any, Any, T]]] = enumerate(work)
-    results: dict[int, T] = {}
-
-    async def worker() -> None:
-        for place, coroutine in waiting:
-            results[place] = await coroutine
-
-    await together(worker() for _ in range(at_once))
-    return [results[place] for place in range(len(results))]
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
