@@ -310,7 +310,7 @@ def test_the_weights_are_those_that_are_set(weights: tuple[float, ...], score: f
 
 
 def test_response_time_is_told_from_tokens() -> None:
-    for tokens, value in ((1500, 1.0), (3000, 0.5), (6000, 0.0)):  # 30, 60 and 120 s
+    for tokens, value in ((750, 1.0), (1500, 0.5), (3000, 0.0)):  # of each turn: 30, 60 and 120 s in all
         trajectory = played(PERU, capital(LOOK, LIMA), tokens=tokens)
         assert criteria(CapitalsTask, PERU, trajectory, Criteria()).components["satisfaction"] == pytest.approx(
             0.1 * value
