@@ -10,16 +10,16 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 27_470,
-    "modules that the main job reaches": 179,
-    "lines of the product": 71_595,
-    "modules of the product": 479,
-    "lines of environments, steps and flows": 45_720,
+    "lines that the main job reaches": 23_341,
+    "modules that the main job reaches": 164,
+    "lines of the product": 72_038,
+    "modules of the product": 510,
+    "lines of environments, steps and flows": 42_375,
     "settings of the core": 153,
     "settings in all": 183,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
-    "files over 350 lines": 17,
+    "files over 350 lines": 0,
     "imports of an add-on by the core": 0,
 }
 
