@@ -194,7 +194,7 @@ def test_attributes_are_those_that_the_tools_document() -> None:
     theirs = {str(value) for name, value in vars(Key).items() if name.isupper()}
     mlflows = {name for name in used if name.startswith("mlflow.") and not name.startswith(Key.TRACE_TAG_PREFIX)}
     assert mlflows <= theirs
-    assert mlflows >= {Key.INPUTS, Key.FIRST_OUTPUTS, Key.SPAN_TYPE, Key.CHAT_USAGE, Key.MODEL}
+    assert mlflows >= {Key.INPUTS, Key.OUTPUTS, Key.SPAN_TYPE, Key.CHAT_USAGE, Key.MODEL}
     assert {"AGENT", "CHAIN", "CHAT_MODEL", "TOOL"} <= {str(value) for value in vars(SpanType).values()}
 
 
