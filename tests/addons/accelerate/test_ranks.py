@@ -11,6 +11,7 @@ import pytest
 
 from steps.kit.process import alive
 from steps.runner import handover
+from tests.conftest import ROOT
 from tests.runner.test_stage import Project, ended, eventually, project
 
 __all__ = ["project"]  # the fixture
@@ -31,7 +32,8 @@ def shared(source: Input, result: Output, do: str = "write") -> None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as an engine of vLLM's does
         return ranks.shared(2, shared, source=source, result=result, do=do)
     rank = os.environ["RANK"]
-    Path(f"pid{rank}").write_text(str(os.getpid()))
+    Path(f"new{rank}").write_text(str(os.getpid()))
+    Path(f"new{rank}").rename(f"pid{rank}")  # the other one may end as soon as it is there
     say(f"of {rank}")
     print("a library's line")
     measure(rank=int(rank))
@@ -59,6 +61,9 @@ WORKERS = pytest.mark.parametrize("worker", ["on", "off"])
 @pytest.fixture
 def sharing(project: Project) -> Iterator[Project]:
     (project.root / "steps/shared.py").write_text(SHARED)
+    for name in ("__init__.py", "accelerate/__init__.py", "accelerate/ranks.py"):
+        (path := project.root / "addons" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((ROOT / "addons" / name).read_bytes())
     (project.root / "tmp").mkdir()
     project.env |= {"TMPDIR": str(project.root / "tmp")}
     yield project
