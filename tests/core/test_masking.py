@@ -259,7 +259,7 @@ def test_logs() -> None:
 
 
 def test_it_is_fast() -> None:
-    """4 MB/s of this process's own time at least; some 40 were measured. A pattern that backtracks falls far below."""
+    """4 MB/s of this thread's own time at least; some 40 were measured. A pattern that backtracks falls far below."""
     mail = (
         "Hello Bob, please find the minutes of the meeting on 12.05.2001 about Falcon; the key is under the mat. " * 20
     )
@@ -271,10 +271,10 @@ def test_it_is_fast() -> None:
     masked(texts)
     best = 1e9
     for _ in range(5):
-        began = time.process_time()
+        began = time.thread_time()
         for _ in range(20):
             masked(texts)
-        best = min(best, time.process_time() - began)
+        best = min(best, time.thread_time() - began)
     assert 20 * sum(map(len, texts)) / best > 4e6, f"{20 * sum(map(len, texts)) / best / 1e6:.1f} MB/s"
 
 
