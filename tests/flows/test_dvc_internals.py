@@ -235,7 +235,7 @@ def test_ctrl_c_stays_that_whatever_dvc_makes_of_it(repository: Path, monkeypatc
             raise DvcException("the lock is gone")
 
     (repository / "a").write_text("b")
-    monkeypatch.setattr(dvc_internals, "run_command", broken)
+    monkeypatch.setattr(dvc_internals, "run_stage_command", broken)
     with pytest.raises(KeyboardInterrupt):
         Pipeline(Path.cwd()).reproduce("copy")
 
@@ -259,7 +259,7 @@ def test_a_stage_that_fails_says_so_in_its_own_words(
     monkeypatch.setattr(dvc_internals, "is_warm", lambda: True)
     monkeypatch.setattr(dvc_internals, "find", lambda *_: None)
     monkeypatch.setattr(dvc_internals, "parse", lambda *_: {})
-    monkeypatch.setattr(dvc_internals, "command", lambda *_, **__: (2, sentence))
+    monkeypatch.setattr(dvc_internals, "run_shown", lambda *_, **__: (2, sentence))
     with pytest.raises(StageFailed) as caught:
         Pipeline(Path.cwd()).reproduce("copy")
     assert str(caught.value) == f"the stage copy failed: {sentence}"
