@@ -27,7 +27,7 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
 
     import environments
     from steps.core import alike
-    from steps.core.ports import bring, every
+    from steps.core.ports import bring, names
     from steps.core.records import write_records
     from steps.data import contamination
 
@@ -42,13 +42,14 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     if params.scenarios.generated:
         generated = bring("generated", "supervised", "scenarios.generated")
         for split, more in generated.read_generated(env, data, task_data / params.scenarios.generated).items():
-            names = {scenario.id for scenario in drawn[split]}
-            drawn[split] += [scenario for scenario in more if scenario.id not in names]
-    for mix in every("scenarios"):
-        drawn = mix(env, data, drawn, params)
+            ids = {scenario.id for scenario in drawn[split]}
+            drawn[split] += [scenario for scenario in more if scenario.id not in ids]
+    for name in names("scenarios"):
+        if getattr(params.scenarios, name, None) is not None:
+            drawn = bring("scenarios", name, f"scenarios.{name}")(env, data, drawn, params)
     report = contamination.check(env, params.task, drawn, params.scenarios)
-    ids = [scenario.id for split in SPLITS for scenario in drawn[split]]
-    if repeated := len(ids) - len(set(ids)):
+    every_id = [scenario.id for split in SPLITS for scenario in drawn[split]]
+    if repeated := len(every_id) - len(set(every_id)):
         raise UserError(f"task {params.task}: {repeated} scenarios are in the splits more than once")
     if any(report["openings_seen"].values()):
         amounts = ", ".join(

@@ -29,7 +29,8 @@ The ports, and what their objects are:
     material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
                 as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
                 params.yaml of what was open; described(entry), a line (flows/training/start.py)
-    scenarios   mix(env, data, drawn, params) -> the scenarios that were drawn, with others among them (steps/scenarios.py)
+    scenarios   mix(env, data, drawn, params) -> the scenarios that were drawn, with others among them, by the name of a
+                section of `scenarios` that is set (steps/scenarios.py)
     start       refuses what a run would start from, which `folder` holds: check(root, params, folder), in
                 flows/training/start.py
     source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)

@@ -45,8 +45,6 @@ RUNNER |= {
 }
 EMBEDDED = "tasks_data/embedded_policy"  # the default of policy.base_model, read through a parameter
 GENERAL = "tasks_data/general_policy"  # that of new tasks
-# What add-ons bring to a port of which a stage asks for all there are (steps/core/ports.py).
-PORTS = {"scenarios": ["addons.production.scenarios"]}
 # Stages that read no task's data as such.
 BUILT_OR_MIXED = ("embedded_policy", "general_policy", "mix", "register", "code")
 FROZEN = ("embedded_policy", "general_policy")  # they depend on folders
@@ -188,8 +186,6 @@ def modules_imported(file: Path) -> Iterator[str]:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "every":
-            names = [name for port in node.args for name in PORTS[ast.literal_eval(port)]]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
