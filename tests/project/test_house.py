@@ -10,11 +10,11 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_341,
+    "lines that the main job reaches": 23_343,
     "modules that the main job reaches": 164,
-    "lines of the product": 72_038,
+    "lines of the product": 72_040,
     "modules of the product": 510,
-    "lines of environments, steps and flows": 42_375,
+    "lines of environments, steps and flows": 42_377,
     "settings of the core": 153,
     "settings in all": 183,
     "lines of dvc.yaml": 167,
