@@ -91,7 +91,6 @@ class Pipeline:
         self.own.variables = {}
         if (self.root / "dvc.lock").exists():
             self._list_code()
-            self.own.stage = ""
             with self.turn, self._replaced():
                 self.unchanged = up_to_date(self._repo(beside=False))
 

@@ -259,7 +259,8 @@ def test_logs() -> None:
 
 
 def test_it_is_fast() -> None:
-    """1 MB/s of this thread's own time at least; 3.5 to 4.3 were measured beside other work. A pattern that backtracks falls far below."""
+    """1 MB/s of this thread's own time at least; 3.5 to 4.3 were measured beside other work. A pattern that backtracks falls
+    far below."""
     mail = (
         "Hello Bob, please find the minutes of the meeting on 12.05.2001 about Falcon; the key is under the mat. " * 20
     )

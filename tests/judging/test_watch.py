@@ -16,8 +16,9 @@ from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Params, Promote
-from steps.core.records import PAIRS, Pair, write_records
+from steps.core.records import PAIRS, Pair, Reward, write_records
 from steps.judging import watch
+from steps.judging.judge import Judge
 from steps.judging.rule import by_rule
 from steps.judging.watch import HELD_OUT, SUCCESS, Point, alarm
 from steps.registry import checks, gate, paired
@@ -227,6 +228,31 @@ def test_criteria_are_computed_and_ruler_has_no_level(run: Path) -> None:
     assert made.proxy_N[0] == pytest.approx(1.0)
     assert made.proxy_N[5] < 0.9
     assert read(run, score={"judges": {"rule": 1, "ruler": 1}, "ruler": RULER}).proxy_N is None
+
+
+class Constant(Judge):
+    """Gives every attempt the score 3."""
+
+    def rewards(self) -> list[Reward]:
+        return [reward.model_copy(update={"score": 3.0}) for reward in self.batch.rules]
+
+
+class Comparing(Constant):
+    is_comparing = True
+
+
+def test_the_proxy_has_every_judge_with_a_weight(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the judge says of itself, and not by its name."""
+    evaluation(run, 0, 4)
+    weights = {"judges": {"rule": 1, "criteria": 2}}
+    alone = read(run, score={"judges": {"rule": 1}})
+    monkeypatch.setattr(watch, "kind_of", lambda name: Constant)
+    both = read(run, score=weights)
+    assert alone.proxy_N is not None
+    assert both.proxy_N is not None
+    assert (both.proxy_N - alone.proxy_N).tolist() == pytest.approx([6.0] * 6)
+    monkeypatch.setattr(watch, "kind_of", lambda name: Comparing)
+    assert read(run, score=weights).proxy_N is None
 
 
 def test_a_judge_that_is_held_out_is_a_truth(run: Path) -> None:
