@@ -95,7 +95,7 @@ def described(problem: BaseException) -> str:
 
 def main() -> None:
     package, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    # Modules beside this file have names of packages (gymnasium). The folder of the run comes last: it may have such folders.
+    # Modules beside this file have names of packages (gymnasium). The folder of the run comes last: it may have some too.
     here = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here] + [str(Path.cwd())]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
