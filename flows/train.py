@@ -22,12 +22,13 @@ from pathlib import Path
 from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
-from flows.training import start
+from flows.training import ended, start
 from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.imports import uncollected
 from steps.core.params import Params
 from steps.core.ports import bring, every
+from steps.core.progress import say
 from steps.project import store
 from steps.project.lock import read_lock
 from steps.runner import handover
@@ -37,14 +38,10 @@ from steps.runner.stage import is_warm
 def start_worker(params: Params) -> None:
     """Start the worker now, where this run will need it: it imports torch and vLLM while Prefect and MLflow start.
 
-    A run whose summary is newer than its parameters has ended, and has nothing to do but to see that. Where rollouts run
-    ahead, the worker's variables are not known yet, and with policy.deterministic vLLM has to be imported by a stage."""
-    dotenv.load(Path.cwd())  # a worker is for a process with its own variables, and the run will have these
+    Where rollouts run ahead, its variables are not known yet, and with policy.deterministic a stage has to import vLLM."""
     store.set_variables()
-    summary, given = Path("run/summary.json"), Path("params.yaml")
-    is_done = summary.exists() and summary.stat().st_mtime > given.stat().st_mtime
     is_plain = params.policy.kind == "vllm" and not params.policy.deterministic and not params.train.overlap
-    if is_warm() and is_plain and not is_done:
+    if is_warm() and is_plain:
         handover.start_ahead("steps.sampling.packages")
 
 
@@ -89,6 +86,13 @@ def main() -> int:
             check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started
         print(f"train: {params.task}, {params.policy.base_model}; log: {LOG}", flush=True)
+        dotenv.load(Path.cwd())  # a worker is for a process with its own variables, and the run will have these
+        if summary := ended.unchanged(options.name):
+            from flows.training.ending import print_end
+
+            print("train: nothing has changed since this run ended, and nothing was run again.", flush=True)
+            print_end(say, summary)
+            return 0
         start_worker(params)
         with uncollected():
             prepare()

@@ -20,7 +20,6 @@ from steps.core.progress import say
 from steps.project import store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
-from steps.project.ledger import DEFAULT
 from steps.runner import handover
 
 WORKTREES = Path(".flywheel/worktrees")
@@ -86,7 +85,7 @@ def here(root: Path, path: Path) -> Iterator[None]:
 
     Afterwards the current folder and the two variables that name the stores are as they were.
     """
-    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / DEFAULT.removeprefix('sqlite:///')}"
+    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / store.LEDGER.removeprefix('sqlite:///')}"
     with store.variables(MLFLOW_TRACKING_URI=store.address(root), FLYWHEEL_LEDGER_URL=ledger), contextlib.chdir(path):
         yield
 

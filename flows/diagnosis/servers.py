@@ -77,7 +77,7 @@ def of_sqlite(title: str, path: Path, package: str, folders: Iterable[str], olde
 
 
 def of_ledger(where: Place) -> Finding:
-    url = where.variables.get("FLYWHEEL_LEDGER_URL") or ledger.DEFAULT
+    url = where.variables.get("FLYWHEEL_LEDGER_URL") or store.LEDGER
     import sqlalchemy as sa
 
     parsed = sa.make_url(url)

@@ -29,8 +29,10 @@ from dvc.lock import make_lock
 from dvc.repo import Repo, lock_repo
 from dvc.stage import PipelineStage, cache, run
 from dvc.stage.exceptions import StageCmdFailedError
-from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml
+from dvc.utils import strictyaml
+from dvc.utils.serialize import _yaml, dumps_yaml, modify_yaml, parse_yaml
 from fsspec.implementations.memory import MemoryFileSystem
+from scmrepo.git.backend.dulwich import DulwichBackend
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
@@ -40,13 +42,18 @@ from steps.runner.stage import find, is_warm, parse, run_shown
 
 
 @contextlib.contextmanager
-def replaced(lock_file: LockFile, run_command: Callable[..., None]) -> Iterator[None]:
+def replaced(lock_file: LockFile, texts: Texts, run_command: Callable[..., None]) -> Iterator[None]:
     """Inside, DVC in this process uses the parts of this module; afterwards it is as it was. `run_command` takes the place
     of what runs a stage's command."""
     parts: list[tuple[Any, str, Callable[[Any], Any]]] = [  # owner, name, what makes the replacement of the original
         (dvcfile, "modify_yaml", lambda _: lock_file.modify),
         (dvcfile.Lockfile, "load", lock_file.loader),
+        (_yaml, "parse_yaml", texts.parser),
+        (strictyaml, "parse_yaml", texts.parser),
+        (strictyaml, "validate", texts.validator),
+        (DulwichBackend, "is_tracked", texts.tracker),
         (rwlock, "_edit_rwlock", lambda _: edit_rwlock),
+        (cache, "_can_hash", lambda _: can_hash),
         (cache.StageCache, "_load", loading_whole_runs),
         (cache.StageCache, "save", saving_whole_runs),
         (run, "_run", lambda _: run_command),
@@ -146,16 +153,71 @@ def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> 
     return ENTRY.sub(place, text)
 
 
+# --- Files that stay what they are while stages run. Upstream: for each stage DVC parses and checks dvc.yaml, parses
+# params.yaml and chain.yaml several times, reads git's index once for every output, and hashes what the stage reads five
+# times (`can_hash`; no issue is known). That was two fifths of what a flow's process computes for an iteration.
+
+
+class Texts:
+    """What was last read of dvc.yaml, chain.yaml, params.yaml and git's index, for as long as these are the same."""
+
+    NAMES = ("dvc.yaml", "chain.yaml", "params.yaml")
+
+    def __init__(self) -> None:
+        self.parsed: dict[str, tuple[str, Any]] = {}  # path -> text and content
+        self.valid: dict[str | None, str] = {}  # path -> text that has passed its schema
+        self.index: tuple[tuple[int, int, int], frozenset[bytes]] = (0, 0, 0), frozenset()
+
+    def parser(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In place of `parse_yaml`."""
+
+        def parse(text: str, path: str, typ: str = "safe") -> Any:
+            if typ != "safe" or Path(path).name not in self.NAMES:
+                return original(text, path, typ)
+            if self.parsed.get(path, ("",))[0] != text:
+                self.parsed[path] = text, original(text, path)
+            return copy.deepcopy(self.parsed[path][1])
+
+        return parse
+
+    def validator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In place of `strictyaml.validate`, whose result is used only where it gets no text."""
+
+        def validate(data: Any, schema: Any, text: str | None = None, path: str | None = None, **more: Any) -> Any:
+            if text is None or self.valid.get(path) != text:
+                data = original(data, schema, text=text, path=path, **more)
+                self.valid |= {path: text} if text is not None else {}
+            return data
+
+        return validate
+
+    def tracker(self, original: Callable[..., bool]) -> Callable[..., bool]:
+        """In place of `DulwichBackend.is_tracked`."""
+
+        def is_tracked(backend: DulwichBackend, path: str) -> bool:
+            if not Path(backend.repo.index_path()).exists():
+                return original(backend, path)
+            status = Path(backend.repo.index_path()).stat()
+            if (stamp := (status.st_mtime_ns, status.st_ino, status.st_size)) != self.index[0]:
+                files = [file.split(b"/") for file in backend.repo.open_index()]
+                self.index = (
+                    stamp,
+                    frozenset(b"/".join(file[:end]) for file in files for end in range(1, len(file) + 1)),
+                )
+            return os.fsencode(Path(os.path.relpath(path, backend.root_dir)).as_posix()) in self.index[1]
+
+        return is_tracked
+
+
 # --- Many stages at once. Upstream: `reproduce` has DVC look at all of dvc.yaml and dvc.lock for each stage, and no call
 # tells only which stages it would run (no issue is known).
 
 
-def up_to_date(repo: Repo) -> frozenset[str]:
-    """The names of the stages that DVC would not run, by what it asks each before it runs it."""
+def up_to_date(repo: Repo) -> dict[str, bool]:
+    """Stage -> whether DVC would not run it, by what it asks each before it runs it; nothing where it cannot tell."""
     with lock_repo(repo), contextlib.suppress(DvcException):  # which the stage itself ends with, when its turn comes
-        stages = [stage for stage in repo.index.stages if isinstance(stage, PipelineStage)]
-        return frozenset(stage.name for stage in stages if not stage.changed())
-    return frozenset()
+        return {stage.name: not stage.changed() for stage in repo.index.stages if isinstance(stage, PipelineStage)}
+    return {}
 
 
 # --- .dvc/tmp/rwlock. Upstream: DVC writes it in place, and refuses one that was cut short (treeverse/dvc#7615 after Ctrl-C,
@@ -182,6 +244,17 @@ def edit_rwlock(lock_dir: str, fs: Any, hardlink: bool) -> Iterator[dict[str, An
 # --- The run cache. Upstream: DVC writes an entry under a temporary name into the folder of finished entries, and then takes
 # the newest file there for one, so that a half-written entry ends in `KeyError: 'outs'` and an empty folder in a TypeError
 # of `join()`, at every later run of that stage. No issue is known.
+
+
+def can_hash(stage: Any) -> bool:
+    """In place of `dvc.stage.cache._can_hash`, which is asked five times a stage, and hashes all that the stage reads again
+    only to see that it has a hash."""
+    if stage.is_callback or stage.always_changed or not (stage.cmd and stage.deps and stage.outs):
+        return False
+    deps = all(dep.protocol == "local" and dep.def_path and (dep.hash_info or dep.get_hash()) for dep in stage.deps)
+    return deps and all(
+        out.protocol == "local" and out.def_path and not out.persist and out.is_in_repo for out in stage.outs
+    )
 
 
 def loading_whole_runs(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

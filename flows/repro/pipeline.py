@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flows.repro.process import last_line
 from flows.repro.reasons import CODE, why_again
 from steps.core.errors import UserError, causes, masked
+from steps.core.files import signatures
 from steps.runner import handover
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ class Pipeline:
     ) -> None:
         """`beside`: the variables of the worker that runs stages beside the usual one. `say` gets a sentence on why the
         first stage that runs does so again, where it had run before."""
-        from flows.repro.dvc_internals import LockFile
+        from flows.repro.dvc_internals import LockFile, Texts
 
         logging.getLogger("dvc").setLevel(logging.ERROR)
         self.root, self.beside = root, beside or {}
         self.repos: dict[bool, Repo] = {}  # DVC's lock on the repository belongs to such an object: one for each thread
-        self.lock_file = LockFile()
+        self.lock_file, self.texts = LockFile(), Texts()
         self.turn = threading.Lock()
         self.own = threading.local()  # `variables`: of this thread's worker
         self.patches, self.patch_users = (
@@ -63,7 +64,7 @@ class Pipeline:
             0,
         )  # parts of DVC are replaced while a stage is under way
         self.is_ended = False
-        self.say, self.listed = say, frozenset[tuple[str, int]]()  # `written` as of when the lists of code were made
+        self.say, self.listed = say, frozenset[object]()  # `written` as of when the lists of code were made
         self.unchanged = frozenset[str]()  # by what `look` saw, until a stage may run
 
     def reproduce(self, stage: str, beside: bool = False) -> bool:
@@ -82,17 +83,21 @@ class Pipeline:
                 return False
             raise
 
-    def look(self) -> None:
-        """Ask DVC once which stages of the chain as it stands are up to date, which need no further look until one runs.
+    def look(self) -> bool:
+        """Ask DVC once which stages of the chain as it stands are up to date, which need no further look until one runs;
+        whether all of them are.
 
         A run that goes on, or that has ended, has dozens of them, and DVC reads dvc.yaml and dvc.lock anew for each."""
         from flows.repro.dvc_internals import up_to_date
 
         self.own.variables = {}
-        if (self.root / "dvc.lock").exists():
-            self._list_code()
-            with self.turn, self._replaced():
-                self.unchanged = up_to_date(self._repo(beside=False))
+        if not (self.root / "dvc.lock").exists():
+            return False
+        self._list_code()
+        with self.turn, self._replaced():
+            stages = up_to_date(self._repo(beside=False))
+        self.unchanged = frozenset(stage for stage, is_unchanged in stages.items() if is_unchanged)
+        return bool(stages) and all(stages.values())
 
     def _list_code(self) -> None:
         """Write the lists of what each stage runs, where that may have changed since they were written."""
@@ -111,7 +116,7 @@ class Pipeline:
         from flows.repro.dvc_internals import forget_listings, replaced
 
         if not self.patch_users:
-            self.patches.enter_context(replaced(self.lock_file, self._run_without_turn))
+            self.patches.enter_context(replaced(self.lock_file, self.texts, self._run_without_turn))
         self.patch_users += 1
         try:
             yield
@@ -164,8 +169,7 @@ class Pipeline:
             raise StageFailed(stage, cause.code, cause.text) from None
 
 
-def written(root: Path) -> frozenset[tuple[str, int]]:
-    """The Python files that stages run and the parameters by which they are chosen, and when each was written, in ns."""
-    files = [path for folder in PACKAGES for path in (root / folder).rglob("*.py")]
-    others = root.glob("params.yaml") if files else []
-    return frozenset((path.as_posix(), path.stat().st_mtime_ns) for path in (*files, *others))
+def written(root: Path) -> frozenset[object]:
+    """The Python files that stages run and the parameters by which they are chosen, as each was last written."""
+    files = frozenset[object](signatures(*(root / folder for folder in PACKAGES), suffix=".py"))
+    return files | {path.stat().st_mtime_ns for path in root.glob("params.yaml") if files}

@@ -55,6 +55,7 @@ class RunDisplay:
         self.rows: list[tuple[str, ...]] = []
         self.measure = "success"  # what is measured on validation
         self.counted = ""  # the scenarios that its intervals rest on
+        self.lacks = False  # whether others have not been told all, for which the same command is needed again
         self.logger: Any = None  # of Prefect's flow run: its page shows the same lines
 
     def say(self, text: str) -> None:
@@ -64,6 +65,11 @@ class RunDisplay:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
         if self.logger is not None:
             self.logger.info(text)
+
+    def lack(self, text: str) -> None:
+        """Print that others, such as MLflow, have not been told all, for which the same command is needed again."""
+        self.lacks = True
+        self.say(text)
 
     def begin(self, stage: str) -> None:
         """Show that a stage starts."""

@@ -88,7 +88,7 @@ def write_summary(task: str, chosen: Point, iterations: int, started: float, dis
             version = version_of(receipt, RUN / chosen.name, display)
         except UserError as problem:
             is_away = True
-            display.say(f"The registry cannot be asked for the number of the version: {problem}")
+            display.lack(f"The registry cannot be asked for the number of the version: {problem}")
     summary = report.summary(task, chosen, iterations, version, time.monotonic() - started)
     if is_away:
         summary["registered"] = {"name": receipt["name"], "version": None}

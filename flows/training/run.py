@@ -25,7 +25,7 @@ from flows.terminal import health, report
 from flows.terminal.command import stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from flows.training import start, way
+from flows.training import ended, start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
 from flows.training.split import count_look, power_line
@@ -93,7 +93,10 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
         try:
             pipeline.look()
             begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
-            return _tracked(display, started, pipeline, name)
+            summary = _tracked(display, started, pipeline, name)
+            if not display.lacks:
+                ended.keep(name, pipeline.look)
+            return summary
         except Exception as problem:
             if was_interrupted(problem):  # by whatever Ctrl-C met: Prefect must see it as what it is
                 raise KeyboardInterrupt from problem

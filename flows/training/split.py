@@ -42,4 +42,4 @@ def count_look(display: RunDisplay) -> None:
         with Ledger(patience=5) as ledger:
             looks.tested(ledger, receipt["name"], ids, receipt["adapter_hash"])
     except UserError as problem:
-        display.say(f"The look at the test scenarios was not counted: {problem}; the same command again counts it.")
+        display.lack(f"The look at the test scenarios was not counted: {problem}; the same command again counts it.")

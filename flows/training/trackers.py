@@ -40,4 +40,4 @@ def log_message(display: RunDisplay, text: str) -> None:
     """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
     line = f"tracking: {masked(text)}"
     print(line, flush=True)
-    display.say(line)
+    display.lack(line)

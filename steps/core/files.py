@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from _thread import get_native_id  # `threading` imports more than a stage's client needs
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder
+
+
+def signatures(*folders: str | Path, suffix: str = "") -> Iterator[tuple[str, int, int, int]]:
+    """(path, size, inode, time of change in ns) of each file in these folders whose name ends with `suffix`; compiled
+    modules are left out. By these DVC, too, tells that a file is what it was."""
+    waiting = [os.fspath(folder) for folder in folders if Path(folder).is_dir()]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    waiting += [entry.path] * (entry.name != "__pycache__")
+                elif entry.name.endswith(suffix):
+                    status = entry.stat()
+                    yield entry.path, status.st_size, status.st_ino, status.st_mtime_ns
 
 
 def flush(path: Path) -> None:

@@ -9,7 +9,6 @@ when it is opened (steps/project/revisions.py); one query tells.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import sys
 import time
@@ -23,10 +22,9 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, Pro
 
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.project import revisions
+from steps.project import revisions, store
 
 T = TypeVar("T")
-DEFAULT = "sqlite:///.flywheel/ledger.db"
 SCHEMA = "1.1"  # major.minor: the newest revision in steps/project/migrations
 PATIENCE = 90.0  # seconds to wait for another process's lock, or for a server that is away
 QUIET = 2.0  # of those, the seconds that pass without a message
@@ -79,7 +77,7 @@ class Ledger:
     """
 
     def __init__(self, url: str | None = None, patience: float = PATIENCE) -> None:
-        url = url or os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
+        url = url or store.ledger_address()
         self.shown, self.patience = "FLYWHEEL_LEDGER_URL", patience
         try:
             parsed = sa.make_url(url)

@@ -1,4 +1,4 @@
-"""MLflow's store: its address, a client, and sentences for its errors.
+"""MLflow's store: its address, a client, and sentences for its errors; and the ledger's address.
 
 It is .flywheel/mlflow.db in the project, or what MLFLOW_TRACKING_URI names.
 """
@@ -40,6 +40,14 @@ MANY_RUNS = {  # SQLite's statistics by index: rows of the table, and how many o
     "sqlite_autoindex_params_1": "1000000 10000 1",
     "index_params_run_uuid": "1000000 100",
 }
+
+
+LEDGER = "sqlite:///.flywheel/ledger.db"
+
+
+def ledger_address() -> str:
+    """FLYWHEEL_LEDGER_URL, else the project's own ledger (steps/project/ledger.py, which imports SQLAlchemy)."""
+    return os.environ.get("FLYWHEEL_LEDGER_URL") or LEDGER
 
 
 def address(root: Path) -> str:

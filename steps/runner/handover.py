@@ -9,7 +9,7 @@ variables of its own, of which `LANE` is in the socket's name. One JSON request 
 each iteration runs four stages.
 
 Not here: running a stage (steps/runner/stage.py), serving (steps/runner/worker.py). The hash does not cover modules outside
-steps/, environments/ and addons/ (see `EXTRA_PATHS`), nor edits inside an installed package that keep its version.
+steps/, environments/ and addons/, nor edits inside an installed package that keep its version: after one, `--stop`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.files import signatures
 from steps.kit import sockets
 from steps.kit.lock import opened, take
 from steps.kit.process import end_all, start
@@ -44,9 +45,6 @@ LOG = Path(".flywheel/worker.log")
 _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ RAY_ MLFLOW_ LANGFUSE_ WANDB_"
 KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
 CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
-# Further files that the worker's hash covers. List here an environment module of your own that params.yaml names and that is
-# outside the tree; otherwise edits to it reach a running worker only after `--stop`.
-EXTRA_PATHS: tuple[Path, ...] = ()
 NONE: Mapping[str, str] = {}
 LANE = (
     "FLYWHEEL_LANE"  # the name of a worker beside the usual one, whose stages run at the same time as the usual one's
@@ -67,6 +65,7 @@ class OwnWorkers:
 
 
 own = OwnWorkers()
+_contents: dict[tuple[object, ...], str] = {}  # hashes of modules, as they are read
 _umask = _thread.allocate_lock()  # it can only be read by setting it, and two threads may hand over at the same time
 
 
@@ -82,7 +81,8 @@ def environment(more: Mapping[str, str] = NONE) -> dict[str, str]:
 
 
 def fingerprint(more: Mapping[str, str] = NONE) -> str:
-    """Hash of all that a stage's result may depend on and that a running process cannot load again. Takes about 2 ms."""
+    """Hash of all that a stage's result may depend on and that a running process cannot load again. What has not changed
+    since the last call is not read again."""
     digest = hashlib.blake2b(digest_size=12)
 
     def add(*parts: object) -> None:
@@ -91,8 +91,10 @@ def fingerprint(more: Mapping[str, str] = NONE) -> str:
     code = Path(__file__).absolute().parent.parent.parent
     add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
     folders = (code / "steps", code / "environments", code / "addons")
-    for path in sorted([*(file for folder in folders for file in folder.rglob("*.py")), *EXTRA_PATHS]):
-        add(path, hashlib.blake2b(path.read_bytes()).hexdigest())
+    for file in sorted(signatures(*folders, suffix=".py")):
+        if file not in _contents:
+            _contents[file] = hashlib.blake2b(Path(file[0]).read_bytes()).hexdigest()
+        add(file[0], _contents[file])
     for place in sys.path:
         if place.endswith(("site-packages", "dist-packages")):
             add(place, *sorted(name for name in os.listdir(place) if name.endswith(".dist-info")))  # noqa: PTH208 (fast)

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from packaging.requirements import Requirement
 
 from flows.repro import dvc_internals
-from flows.repro.dvc_internals import LockFile
+from flows.repro.dvc_internals import LockFile, Texts
 from flows.repro.pipeline import Pipeline, StageFailed
 from flows.terminal.command import explained
 from steps.core.errors import UserError
@@ -73,6 +73,9 @@ def test_what_cannot_be_spliced_is_written_whole(tmp_path: Path) -> None:
 def test_dvc_is_itself_again_afterwards() -> None:
     from dvc import dvcfile, rwlock
     from dvc.stage import cache, run
+    from dvc.utils import strictyaml
+    from dvc.utils.serialize import _yaml
+    from scmrepo.git.backend.dulwich import DulwichBackend
 
     def parts() -> list[object]:
         stage_cache = cache.StageCache
@@ -83,10 +86,15 @@ def test_dvc_is_itself_again_afterwards() -> None:
             stage_cache._load,
             stage_cache.save,
             run._run,
+            _yaml.parse_yaml,
+            strictyaml.parse_yaml,
+            strictyaml.validate,
+            DulwichBackend.is_tracked,
+            cache._can_hash,
         ]
 
     originals = parts()
-    with dvc_internals.replaced(LockFile(), dvc_internals.run_stage_command):
+    with dvc_internals.replaced(LockFile(), Texts(), dvc_internals.run_stage_command):
         assert not set(originals) & set(parts())
     assert parts() == originals
 
@@ -282,11 +290,66 @@ def test_a_command_that_is_killed_says_by_what(repository: Path) -> None:
 def test_two_results_of_one_stage_are_both_kept(repository: Path) -> None:
     (repository / "dvc.yaml").write_text("stages: {copy: {cmd: date +%N > b, deps: [a], outs: [b]}}")
     for _ in range(2):
-        with dvc_internals.replaced(LockFile(), dvc_internals.run_stage_command):
+        with dvc_internals.replaced(LockFile(), Texts(), dvc_internals.run_stage_command):
             by_stock(repository, force=True)
     entries = sorted(path.parent.name for path in (repository / ".dvc/cache/runs").glob("*/*/*"))
     assert len(entries) == 3
     assert len(set(entries)) == 2
+
+
+STAGE = "stages: {copy: {cmd: cp a b, deps: [a], outs: [b]%s}}"
+
+
+def test_what_is_kept_of_files_between_stages_goes_with_their_text(repository: Path) -> None:
+    pipeline, dvc_yaml, params = Pipeline(Path.cwd()), repository / "dvc.yaml", repository / "params.yaml"
+    assert not pipeline.reproduce("copy")
+    dvc_yaml.write_text(STAGE % ", params: [seed]")
+    params.write_text("seed: 1")
+    assert pipeline.reproduce("copy")
+    assert not pipeline.reproduce("copy")
+    params.write_text("seed: 2")
+    assert pipeline.reproduce("copy"), "another text of params.yaml"
+    assert "seed: 2" in (repository / "dvc.lock").read_text()
+    for _ in range(2):
+        dvc_yaml.write_text(STAGE % ", params: 3")
+        with pytest.raises(UserError, match=r"dvc\.yaml"):
+            pipeline.reproduce("copy")
+    dvc_yaml.write_text(STAGE % ", params: [seed]")
+    assert not pipeline.reproduce("copy")
+
+
+def test_an_output_that_git_has_is_refused_as_long_as_git_has_it(repository: Path) -> None:
+    pipeline = Pipeline(Path.cwd())
+    for text in "bc":
+        (repository / "a").write_text(text)
+        assert pipeline.reproduce("copy")
+        assert run(["git", "add", "--force", "b"], repository).returncode == 0
+        (repository / "a").write_text(f"not {text}")
+        with pytest.raises(UserError, match="already tracked"):
+            pipeline.reproduce("copy")
+        assert run(["git", "rm", "--cached", "--force", "--quiet", "b"], repository).returncode == 0
+
+
+def test_which_stages_are_in_the_run_cache_is_as_dvc_has_it(repository: Path) -> None:
+    from dvc.repo import Repo
+    from dvc.stage import cache
+
+    more = {
+        "copy": "deps: [a], outs: [b]",
+        "always": "deps: [a], outs: [c], always_changed: true",
+        "sourceless": "outs: [d]",
+        "barren": "deps: [a]",
+        "lasting": "deps: [a], outs: [{e: {persist: true}}]",
+        "outside": f"deps: [a], outs: [{{{repository.parent / 'f'}: {{cache: false}}}}]",
+        "with_parameters": "deps: [a], params: [seed], outs: [g]",
+    }
+    (repository / "params.yaml").write_text("seed: 1")
+    stages = ", ".join(f"{name}: {{cmd: 'true', {rest}}}" for name, rest in more.items())
+    (repository / "dvc.yaml").write_text(f"stages: {{{stages}}}")
+    with contextlib.closing(Repo(str(repository))) as repo:
+        ours = {stage.name: bool(dvc_internals.can_hash(stage)) for stage in repo.index.stages}
+        assert ours == {stage.name: bool(cache._can_hash(stage)) for stage in repo.index.stages}
+    assert {name for name, is_cached in ours.items() if is_cached} == {"copy", "with_parameters"}
 
 
 def test_a_lock_file_cut_short_is_a_sentence_with_the_cure(repository: Path) -> None:

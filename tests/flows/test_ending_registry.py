@@ -12,6 +12,7 @@ import yaml
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import Point
 from flows.training import ending
+from flows.training.ended import is_registered
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.registry.model import registered_version
@@ -59,10 +60,12 @@ def test_an_unchanged_run_is_registered_again_where_the_registry_has_lost_it(
         shutil.copy(empty_store, here / "other.db")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{here / 'other.db'}")
     number = "2" if lost == "version" else "1"
+    assert is_registered({"name": "toy", "version": "1"}) is (lost == "nothing"), "else the same command does it again"
     for _ in range(2):
         summary = summary_of()
         assert summary["registered"] == {"name": "toy", "version": number}
         assert f"Registered iteration 4 as models:/toy/{number}." in ending.result_lines(summary)
+    assert is_registered(summary["registered"])
     assert said == ([] if lost == "nothing" else [AGAIN + number + "."]), "once"
     assert registered_version("toy", adapter_hash(run.adapter)) == number
     assert len(run.versions()) == 1

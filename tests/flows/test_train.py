@@ -215,6 +215,14 @@ def test_again_runs_no_stage(project: Project) -> None:
     again = project.train(FLYWHEEL_WORKER="off")  # which would import everything for no stage
     assert again.returncode == 0, again.stderr
     assert (stamps(project.folder), lock(project.folder)) == before
+    nowhere = {"FLYWHEEL_WORKER": "off", "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    again = run(python("flows.train"), project.folder, **nowhere)
+    assert "nothing has changed since this run ended" in again.stdout, again.stdout + again.stderr
+    assert " trained: test success " in again.stdout, "what a run ends with"
+    (project.folder / "environments/added.py").write_text("")
+    again = run(python("flows.train"), project.folder, **nowhere)
+    (project.folder / "environments/added.py").unlink()
+    assert "no Prefect server answers" in again.stderr, "there may be something to do"
 
 
 def test_dvc_says_up_to_date(project: Project) -> None:

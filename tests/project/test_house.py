@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_343,
-    "modules that the main job reaches": 164,
-    "lines with what it asks all add-ons for": 36_913,
-    "lines of the product": 72_040,
-    "modules of the product": 510,
-    "lines of environments, steps and flows": 42_377,
+    "lines that the main job reaches": 23_543,
+    "modules that the main job reaches": 165,
+    "lines with what it asks all add-ons for": 37_114,
+    "lines of the product": 72_238,
+    "modules of the product": 511,
+    "lines of environments, steps and flows": 42_574,
     "settings of the core": 153,
     "settings in all": 183,
     "lines of dvc.yaml": 167,

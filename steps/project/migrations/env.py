@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import sqlalchemy as sa
 from alembic import context
 
-from steps.project.ledger import DEFAULT, Ledger
+from steps.project import store
+from steps.project.ledger import Ledger
 from steps.project.revisions import VERSIONS
 
 
@@ -19,8 +18,7 @@ def apply(connection: sa.Connection) -> None:
 
 
 if context.is_offline_mode():
-    address = os.environ.get("FLYWHEEL_LEDGER_URL") or DEFAULT
-    dialect = sa.make_url(address).get_backend_name()
+    dialect = sa.make_url(store.ledger_address()).get_backend_name()
     context.configure(dialect_name=dialect, version_table=VERSIONS, literal_binds=True, transactional_ddl=True)
     with context.begin_transaction():
         context.run_migrations()
