@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.deployment import workspace
 from steps.core.errors import UserError
 from steps.core.files import signatures, write_text
 from steps.project import store
+from steps.project.git import git
 
 KEPT = Path(".flywheel/ended")
 TEXTS = ("params.yaml", "chain.yaml", "dvc.yaml", "dvc.lock", ".env")
@@ -52,7 +54,8 @@ def unchanged(name: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, sqlite3.Error, UserError):
         if KEPT.read_text() == state(name):
             summary: dict[str, Any] = json.loads(Path("run/summary.json").read_text())
-            return summary if is_registered(summary["registered"]) else None
+            is_kept = not name or bool(git(Path.cwd(), "for-each-ref", workspace.ref(name)))  # else it has been pruned
+            return summary if is_kept and is_registered(summary["registered"]) else None
     return None
 
 

@@ -12,6 +12,7 @@ import pytest
 from flows.training import ended
 from steps.core.errors import UserError
 from steps.registry import model
+from tests.conftest import run
 
 SUMMARY = {"registered": None}  # test_ending_registry.py has those with a version
 
@@ -79,6 +80,15 @@ def test_what_no_stage_reads_does_not_count(here: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "dumb")
     assert ended.unchanged("") == SUMMARY
     assert ended.unchanged("second") is None, "in MLflow a run of that name is wanted"
+
+
+def test_a_named_run_is_kept_again_where_its_ref_is_gone(here: Path) -> None:
+    assert run(["git", "init", "--quiet"], here).returncode == 0
+    assert run(["git", "commit", "--quiet", "--allow-empty", "-m", "x"], here).returncode == 0
+    ended.keep("second", lambda: True)
+    assert ended.unchanged("second") is None
+    assert run(["git", "update-ref", "refs/runs/second", "HEAD"], here).returncode == 0
+    assert ended.unchanged("second") == SUMMARY
 
 
 @pytest.mark.parametrize("seen", ["a stale stage", "an edit meanwhile", "a file that goes meanwhile"])
