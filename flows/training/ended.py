@@ -34,7 +34,6 @@ REGISTERED = """
     SELECT 1 FROM model_versions JOIN model_version_tags USING (workspace, name, version)
     WHERE name = ? AND version = ? AND key = 'adapter_hash' AND value = ? AND current_stage != 'Deleted_Internal'
 """
-STARTED = Path("start.dvc")  # of a run that starts from elsewhere, where there may be another champion by now
 VARIABLES = Path(".env.example")  # lists all that people set; Prefect's change nothing in a run
 
 
@@ -47,12 +46,10 @@ def keep(name: str, is_up_to_date: Callable[[], bool]) -> None:
 
 
 def unchanged(name: str) -> dict[str, Any] | None:
-    """The content of run/summary.json where nothing has changed since the run of this name ended here, else None."""
-    if STARTED.exists() or not KEPT.exists():
-        return None
-    # what is damaged, or away, the run itself mends or refuses
+    """The content of run/summary.json where nothing has changed since the run of this name ended here, else None. The run
+    itself looks whether there is another champion to start from, and mends or refuses what is damaged or away."""
     with contextlib.suppress(OSError, ValueError, KeyError, sqlite3.Error, UserError):
-        if KEPT.read_text() == state(name):
+        if KEPT.read_text() == state(name) and not Path(workspace.STARTED).exists():
             summary: dict[str, Any] = json.loads(Path("run/summary.json").read_text())
             is_kept = not name or bool(git(Path.cwd(), "for-each-ref", workspace.ref(name)))  # else it has been pruned
             return summary if is_kept and is_registered(summary["registered"]) else None
