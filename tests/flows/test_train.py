@@ -215,12 +215,12 @@ def test_again_runs_no_stage(project: Project) -> None:
     again = project.train(FLYWHEEL_WORKER="off")  # which would import everything for no stage
     assert again.returncode == 0, again.stderr
     assert (stamps(project.folder), lock(project.folder)) == before
-    nowhere = {"FLYWHEEL_WORKER": "off", "PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    again = run(python("flows.train"), project.folder, **nowhere)
+    nowhere = Project(project.folder, "http://127.0.0.1:9/api")
+    again = nowhere.train(FLYWHEEL_WORKER="off")
     assert "nothing has changed since this run ended" in again.stdout, again.stdout + again.stderr
     assert " trained: test success " in again.stdout, "what a run ends with"
     (project.folder / "environments/added.py").write_text("")
-    again = run(python("flows.train"), project.folder, **nowhere)
+    again = nowhere.train(FLYWHEEL_WORKER="off")
     (project.folder / "environments/added.py").unlink()
     assert "no Prefect server answers" in again.stderr, "there may be something to do"
 
