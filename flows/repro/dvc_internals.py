@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -27,12 +28,12 @@ from dvc import dvcfile, rwlock
 from dvc.exceptions import DvcException
 from dvc.lock import make_lock
 from dvc.repo import Repo, lock_repo
+from dvc.scm import Git
 from dvc.stage import PipelineStage, cache, run
 from dvc.stage.exceptions import StageCmdFailedError
 from dvc.utils import strictyaml
 from dvc.utils.serialize import _yaml, dumps_yaml, modify_yaml, parse_yaml
 from fsspec.implementations.memory import MemoryFileSystem
-from scmrepo.git.backend.dulwich import DulwichBackend
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
@@ -51,7 +52,7 @@ def replaced(lock_file: LockFile, texts: Texts, run_command: Callable[..., None]
         (_yaml, "parse_yaml", texts.parser),
         (strictyaml, "parse_yaml", texts.parser),
         (strictyaml, "validate", texts.validator),
-        (DulwichBackend, "is_tracked", texts.tracker),
+        (Git, "is_tracked", texts.tracker),
         (rwlock, "_edit_rwlock", lambda _: edit_rwlock),
         (cache, "_can_hash", lambda _: can_hash),
         (cache.StageCache, "_load", loading_whole_runs),
@@ -61,7 +62,7 @@ def replaced(lock_file: LockFile, texts: Texts, run_command: Callable[..., None]
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in parts:
             original = getattr(owner, name)
-            stack.callback(setattr, owner, name, original)
+            stack.callback(setattr, owner, name, inspect.getattr_static(owner, name))
             setattr(owner, name, replacement(original))
         yield
 
@@ -192,19 +193,18 @@ class Texts:
         return validate
 
     def tracker(self, original: Callable[..., bool]) -> Callable[..., bool]:
-        """In place of `DulwichBackend.is_tracked`."""
+        """In place of `Git.is_tracked`."""
 
-        def is_tracked(backend: DulwichBackend, path: str) -> bool:
-            if not Path(backend.repo.index_path()).exists():
-                return original(backend, path)
-            status = Path(backend.repo.index_path()).stat()
+        def is_tracked(git: Git, path: str) -> bool:
+            repo = git.dulwich.repo
+            if not Path(repo.index_path()).exists():
+                return original(git, path)
+            status = Path(repo.index_path()).stat()
             if (stamp := (status.st_mtime_ns, status.st_ino, status.st_size)) != self.index[0]:
-                files = [file.split(b"/") for file in backend.repo.open_index()]
-                self.index = (
-                    stamp,
-                    frozenset(b"/".join(file[:end]) for file in files for end in range(1, len(file) + 1)),
-                )
-            return os.fsencode(Path(os.path.relpath(path, backend.root_dir)).as_posix()) in self.index[1]
+                files = [file.split(b"/") for file in repo.open_index()]
+                places = frozenset(b"/".join(file[:end]) for file in files for end in range(1, len(file) + 1))
+                self.index = stamp, places
+            return os.fsencode(Path(os.path.relpath(path, git.root_dir)).as_posix()) in self.index[1]
 
         return is_tracked
 

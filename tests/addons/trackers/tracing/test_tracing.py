@@ -467,11 +467,11 @@ def test_five_hundred_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) ->
         project = langfuse.connect(messages.append)
         assert project is not None
         project.send(some)
-        assert project.deliveries.settle(10)
+        assert project.deliveries.settle(60)
         first = {(span.trace_id, span.span_id) for span in host.spans}
         assert len(first) == len(host.spans) == 3500
         project.send(some)
-        assert project.deliveries.settle(10)
+        assert project.deliveries.settle(60)
     assert messages == []
     assert {(span.trace_id, span.span_id) for span in host.spans} == first, "again makes no doubles"
     assert len({span.trace_id for span in host.spans}) == 500
@@ -526,7 +526,7 @@ def test_an_older_langfuse_gets_scores_as_it_knows_them(keys: pytest.MonkeyPatch
         project = langfuse.connect(messages.append)
         assert project is not None
         project.send(traced(2))
-        assert project.deliveries.settle(10)
+        assert project.deliveries.settle(60)
     assert messages == []
     assert {event["type"] for event in host.events} == {"score-create"}
     assert len({event["id"] for event in host.events}) == 8
