@@ -158,6 +158,7 @@ class Child:
         if not await self._ended(END_SECONDS):
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+            await self._ended(END_SECONDS)
         if self._listener is not None:
             await asyncio.wait([self._listener], timeout=END_SECONDS)
             self._listener.cancel()
