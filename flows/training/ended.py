@@ -34,10 +34,7 @@ REGISTERED = """
     SELECT 1 FROM model_versions JOIN model_version_tags USING (workspace, name, version)
     WHERE name = ? AND version = ? AND key = 'adapter_hash' AND value = ? AND current_stage != 'Deleted_Internal'
 """
-VARIABLES, LISTED = (
-    Path(".env.example"),
-    r"^#?((?!PREFECT_)[A-Z_]+)=",
-)  # what people set; Prefect's change nothing in a run
+VARIABLES = Path(".env.example")  # lists all that people set; Prefect's change nothing in a run
 
 
 def keep(name: str, is_up_to_date: Callable[[], bool]) -> None:
@@ -76,7 +73,8 @@ def is_registered(version: dict[str, str] | None) -> bool:
 
 def state(name: str) -> str:
     """A hash of all that decides whether the run of this name has anything left to do in the current folder."""
-    variables = [os.environ.get(key) for key in re.findall(LISTED, VARIABLES.read_text(), re.MULTILINE)]
+    listed = re.findall(r"^#?((?!PREFECT_)[A-Z_]+)=", VARIABLES.read_text(), re.MULTILINE)
+    variables = [(key, os.environ.get(key)) for key in listed]
     packages = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     texts = [Path(text).read_bytes() if Path(text).exists() else None for text in TEXTS]
     parts = [name, sys.version, packages, variables, texts, sorted(signatures(*FOLDERS)), sorted(stores())]
