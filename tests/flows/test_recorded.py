@@ -204,6 +204,7 @@ def test_a_second_signal_does_not_cut_off_what_trackers_log_at_the_end(monkeypat
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(training.Pipeline, "look", lambda _: False)  # which writes lists of the code here
     monkeypatch.setattr(training, "open_trackers", lambda *_: (Tracker(), [Tracker(), Tracker()]))
     monkeypatch.setattr(training, "begin", lambda *_: None)
     monkeypatch.setattr(training, "_iterations", interrupted)
