@@ -321,6 +321,8 @@ class Chat:
 
 def _common(text: Sequence[Any], other: Sequence[Any]) -> int:
     """How many letters or tokens two begin with in common."""
+    if text[: len(other)] == other:
+        return len(other)
     return next(
         (place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]),
         min(len(text), len(other)),

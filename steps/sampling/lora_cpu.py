@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
@@ -39,6 +40,33 @@ class OneAdapter(PunicaWrapperCPU):
         for a, b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
             y[:, start : start + width].addmm_(x @ a[0, 0].T, b[0, 0].T, alpha=scale)
             start += width
+
+    def add_lora_embedding(self, y: Any, x: Any, lora_b_stacked: Any, add_inputs: bool = True, **more: Any) -> None:
+        if self.is_single and add_inputs:
+            _add(y, _product(x, lora_b_stacked, y.dtype))
+        else:
+            super().add_lora_embedding(y, x, lora_b_stacked, add_inputs, **more)
+
+    def add_lora_logits(
+        self, y: Any, x: Any, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, **more: Any
+    ) -> None:
+        if self.is_single:
+            down = scale * _product(x.view(-1, x.shape[-1]), lora_a_stacked, torch.float32)
+            _add(y.view(-1, y.shape[-1]), _product(down, lora_b_stacked, y.dtype))
+        else:
+            super().add_lora_logits(y, x, lora_a_stacked, lora_b_stacked, scale, **more)
+
+
+def _product(x: Any, stacked: Any, dtype: Any) -> Any:
+    """[rows, out] of x [rows, in] and the weights in slot 0 of [slots, 1, out, in], by vLLM's own product and so with its
+    rounding, but of a view of the weights for each row in place of a copy."""
+    weights = stacked[0, 0].to(dtype)
+    return torch.einsum("bi, boi -> bo", x.to(dtype), weights.expand(len(x), *weights.shape))
+
+
+def _add(y: Any, added: Any) -> None:
+    width = min(y.shape[1], added.shape[1])  # the two may be padded by different amounts
+    y[:, :width] += added[:, :width]
 
 
 def use() -> None:

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_543,
+    "lines that the main job reaches": 23_573,
     "modules that the main job reaches": 165,
-    "lines with what it asks all add-ons for": 37_115,
-    "lines of the product": 72_239,
+    "lines with what it asks all add-ons for": 37_145,
+    "lines of the product": 72_269,
     "modules of the product": 511,
-    "lines of environments, steps and flows": 42_576,
+    "lines of environments, steps and flows": 42_606,
     "settings of the core": 153,
     "settings in all": 183,
     "lines of dvc.yaml": 167,
