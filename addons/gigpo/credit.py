@@ -3,7 +3,7 @@
 Turns of one scenario's attempts that start from the same state (the paper's anchor state) are a group, as attempts at one
 scenario are. A turn's return is the episode's score R, which is only known at the end, discounted for each turn between it
 and the last: discount^(T-t) · R. Its own advantage is its return relative to the returns of its group, and 0 where no other
-turn starts from that state. It is added, with a weight, to the advantage of the episode (steps/training/batches.py).
+turn starts from that state. It is added to the advantage of the episode (steps/training/batches.py).
 
 Environments name the state (`Env.anchor_state`). Where they do not, and for agents of one's own, it is the turn's whole
 prompt, token by token. Both are derived from what is stored, so that nothing has to be sampled again.
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario
     from steps.core.params import Update, UpdateParams
     from steps.core.records import Trajectory
+
+DISCOUNT = 0.95  # of a score for each turn between a turn and the last one
 
 
 class Credit(NamedTuple):
@@ -71,6 +73,7 @@ def credit(
     groups: Sequence[str],
     states: Sequence[Sequence[Hashable]],
     settings: Update,
+    discount: float = DISCOUNT,
 ) -> Credit:
     """The advantages of turns, from those of their episodes (`gains`), the scores that are compared, the scenario that each
     was an attempt at, and the state before each turn; all of B trajectories. `scale_rewards` divides by the standard
@@ -79,7 +82,6 @@ def credit(
     """
     from statistics import fmean, stdev
 
-    weight, discount = settings.gigpo_weight or 0.0, settings.gigpo_discount or 1.0
     returns = [
         [] if score is None else [score * discount**left for left in reversed(range(len(states_T)))]
         for score, states_T in zip(scores, states, strict=True)
@@ -101,7 +103,7 @@ def credit(
     by_turn, largest = [], []
     for gain, states_T, returns_T in zip(gains, states, returns, strict=True):
         steps = [own(state, value) for state, value in zip(states_T, returns_T, strict=False)]
-        turns = [(gain or 0.0) + weight * step for step in steps] or [0.0] * len(states_T)
+        turns = [(gain or 0.0) + step for step in steps] or [0.0] * len(states_T)
         has_signal = gain is not None or any(abs(turn) > ROUNDING for turn in turns)
         by_turn.append(turns)
         largest.append(max(turns, key=abs, default=0.0) if has_signal else None)

@@ -7,7 +7,7 @@ to know which attempt is better. Against the known faults of such judges:
   place is estimated within the group and taken off (addons/judges/places.py). Letters are assigned anew for each order.
 - Where attempts differ in length, a copy of the shortest is shown, too, which says its last words again until it is as long
   as the longest. What the copy gains is a gain by length alone, and is taken off each attempt in proportion to its length.
-  A preference for length that mere repetition does not earn stays, since it may be quality (`longer_copy`).
+  A preference for length that mere repetition does not earn stays, since it may be quality.
 - An attempt is shown as lines of JSON between marks that it cannot know, and the judge is told that all of it is evidence.
 - Equal attempts are shown once and get the same score. Messages that all attempts begin with are shown once.
 - A share of the rubric's points can be left out, others for each group (`rubric_dropout`), against a policy that learns one

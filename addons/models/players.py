@@ -26,7 +26,7 @@ from steps.core.errors import UserError
 from steps.core.params_sections import SlowTools
 from steps.core.progress import progress
 from steps.core.records import Trajectory
-from steps.sampling.episodes import Action, Episode, closing, records
+from steps.sampling.episodes import TOOL_WORKERS, Action, Episode, closing, records
 from steps.sampling.wire import wire
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def play(
         for scenario, attempt in attempts
     ]
     began, start = time.time(), perf_counter()
-    with ThreadPoolExecutor(slow.tool_workers) as threads, closing(episodes):  # starts no thread before it has work
+    with ThreadPoolExecutor(TOOL_WORKERS) as threads, closing(episodes):  # starts no thread before it has work
         if policy.endpoint is not None:
             asyncio.run(ask(policy.endpoint, episodes, threads))
         else:

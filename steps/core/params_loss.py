@@ -19,7 +19,7 @@ CLIPPING: dict[str, tuple[float | None, float | None]] = {
 }
 SAPO = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}  # defaults of TRL, as those below
 VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
-ADAPTIVE = {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2}
+ADAPTIVE = {"entropy_target": 0.2}
 SYNCED = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
 
 
@@ -79,16 +79,11 @@ class Loss(Section):
     """Weight of a bonus for the mean entropy of an optimiser step's tokens, in nats a token: of those of
     top_entropy_quantile. With use_adaptive_entropy the weight to begin with."""
     use_adaptive_entropy: bool = False
-    """After each optimiser step the weight rises by entropy_coef_delta where that entropy was at most entropy_target, and
-    else falls; it counts only where the entropy of the step before was at most that (Skywork-OR1, arXiv:2505.22312)."""
-    entropy_coef_min: float | None = None
-    """The least weight. Default: 0. Read with use_adaptive_entropy, as are the three below."""
-    entropy_coef_max: float | None = None
-    """The largest weight. Default: 1."""
-    entropy_coef_delta: float | None = Field(None, gt=0)
-    """By how much it changes after an optimiser step. Default: 0.005."""
+    """After each optimiser step the weight rises by 0.005, up to 1, where that entropy was at most entropy_target, and
+    else falls, down to 0 (TRL's defaults); it counts only where the entropy of the step before was at most that
+    (Skywork-OR1, arXiv:2505.22312)."""
     entropy_target: float | None = Field(None, ge=0)
-    """Nats a token. Default: 0.2; take it from `entropy` of the first iterations."""
+    """Nats a token. Default: 0.2; take it from `entropy` of the first iterations. Read with use_adaptive_entropy."""
 
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the load balance of a mixture of experts; refused for other models. TRL's default is the model's own."""
@@ -140,12 +135,6 @@ class Loss(Section):
         ):
             for name, default in fields.items():
                 self._resolve(name, default, is_read, reader)
-        least, most = self.entropy_coef_min, self.entropy_coef_max
-        if least is not None and most is not None and least >= most:
-            raise ValueError(
-                f"update.entropy_coef_min ({least:g}) must be below update.entropy_coef_max ({most:g}), or the weight would "
-                "never change: take use_adaptive_entropy out and set entropy_coef"
-            )
 
     def _resolve(self, name: str, default: Any, is_read: bool = True, reader: str = "") -> None:
         """Give a field that is None its default. ValueError where it is set and not read; `reader` says when it would be."""

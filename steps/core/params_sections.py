@@ -64,8 +64,6 @@ class Opponent(Section):
 class SlowTools(Section):
     """Of tools that answer beside the engine: those of tasks with `overlap`, `async def` ones, and those of MCP servers."""
 
-    tool_workers: int = Field(64, ge=1, le=1024)
-    """Most episodes whose tools answer at the same time."""
     tool_timeout: float = Field(60, gt=0)
     """Seconds after which a call's answer is the error that it took too long."""
 
@@ -151,7 +149,7 @@ class Criteria(Section):
         return self
 
 
-OF_PAIRS: dict[str, Any] = {"orders": 2, "longer_copy": None, "rubric_dropout": 0.0}
+OF_PAIRS: dict[str, Any] = {"orders": 2, "rubric_dropout": 0.0}
 
 
 class Ruler(Section):
@@ -161,10 +159,9 @@ class Ruler(Section):
     """The model that judges, and its server."""
     orders: int = Field(4, ge=1, le=24)
     """Orders in which the attempts are shown. From 3 on, what the judge gives for each place is taken off the scores, from 4
-    on also where one order is lost; with 2 only a linear preference cancels out (docs/judging.md#place-and-length)."""
-    longer_copy: bool | None = None
-    """Also show a copy of the shortest attempt that repeats its last words until it is as long as the longest, and take off
-    what length alone earns. null: with 3 orders or more, fewer of which cannot tell length from noise."""
+    on also where one order is lost; with 2 only a linear preference cancels out (docs/judging.md#place-and-length). From 3
+    on a copy of the shortest attempt is shown, too, that repeats its last words until it is as long as the longest, and what
+    length alone earns is taken off; fewer cannot tell length from noise."""
     probes: float = Field(0.1, ge=0, le=1)
     """Share of groups that are judged twice more, to measure the judge: the same again, and with a canary."""
     rubric_dropout: float = Field(0.0, ge=0, lt=1)
@@ -180,11 +177,6 @@ class Ruler(Section):
 
     @model_validator(mode="after")
     def check(self) -> Ruler:
-        if self.longer_copy and self.orders < 3:
-            raise ValueError(
-                f"score.ruler.longer_copy needs 3 orders or more, and there are {self.orders}: fewer cannot tell what "
-                "length earns from noise; take it out, or raise orders"
-            )
         if self.max_run_cost is not None and not self.endpoint.price_in + self.endpoint.price_out:
             raise ValueError("score.ruler.max_run_cost needs price_in and price_out of its endpoint")
         return self
@@ -195,7 +187,7 @@ class Ruler(Section):
 
     @property
     def shows_longer_copy(self) -> bool:
-        return self.orders > 2 and self.longer_copy is not False
+        return self.orders > 2
 
 
 class Score(Section):
@@ -283,10 +275,6 @@ class Promote(Section):
     max_slice_drop: float = Field(0.1, ge=0, le=1)
     """Largest loss of success on any slice, and on the regression set, that is allowed where it is beyond chance; without a
     rule, largest distance of that share below 0.5."""
-    min_slice: int = Field(20, ge=1)
-    """Scenarios from which on a slice counts; smaller ones are listed and decide nothing."""
-    max_turns_growth: float = Field(1.5, gt=0)
-    """Largest ratio of the mean turns, and of the mean tokens, to those of the policy it is compared with."""
     scripted_tolerance: float | None = Field(None, ge=0, le=1)
     """Success by which the challenger may be below the scripted player. null: that player is shown and decides nothing."""
     false_promotions: float = Field(0.05, gt=0, le=0.5)

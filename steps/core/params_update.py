@@ -11,18 +11,10 @@ from steps.core.section import Section
 
 
 class Minimum(Section):
-    """What transformers' schedule cosine_with_min_lr falls to; one of the two."""
+    """What transformers' schedule cosine_with_min_lr falls to."""
 
-    min_lr: float | None = Field(None, ge=0)
+    min_lr: float = Field(ge=0)
     """The least learning rate."""
-    min_lr_rate: float | None = Field(None, ge=0, lt=1)
-    """The same as a share of update.learning_rate."""
-
-    @model_validator(mode="after")
-    def check(self) -> Minimum:
-        if (self.min_lr is None) == (self.min_lr_rate is None):
-            raise ValueError("update.lr_scheduler_kwargs: set min_lr, or min_lr_rate, and not both")
-        return self
 
 
 class Update(Loss):
@@ -44,11 +36,6 @@ class Update(Loss):
     attempts that start from the same state (arXiv:2505.10978, addons/gigpo/credit.py; scale_rewards: group is the paper's
     division by the standard deviation, none its normaliser of 1). Not with ratios of whole episodes (gspo, luspo, vespo, and
     importance_sampling_level: sequence)."""
-    gigpo_weight: float | None = Field(None, ge=0)
-    """What a turn's own advantage counts beside its episode's. Default: 1; 0 is grpo. Read with advantages: gigpo, as is the
-    one below."""
-    gigpo_discount: float | None = Field(None, gt=0, le=1)
-    """By how much the episode's score counts less for each turn between a turn and the last one. Default: 0.95."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
@@ -65,7 +52,7 @@ class Update(Loss):
     lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
     """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
     lr_scheduler_kwargs: Minimum | None = None
-    """min_lr or min_lr_rate. Needed, and read, with cosine_with_min_lr."""
+    """min_lr. Needed, and read, with cosine_with_min_lr."""
     warmup_steps: int = Field(0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
     max_steps: int | None = Field(None, ge=1)
@@ -151,8 +138,6 @@ class Update(Loss):
                 "update.multi_objective_aggregation: normalize_then_sum does not go with update.advantages: gigpo, which "
                 "compares turns by the score: take one of the two out"
             )
-        self._resolve("gigpo_weight", 1.0, is_gigpo, "advantages: gigpo")
-        self._resolve("gigpo_discount", 0.95, is_gigpo, "advantages: gigpo")
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
         has_least = self.lr_scheduler_type == "cosine_with_min_lr"
         self._resolve("lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
@@ -224,10 +209,8 @@ class Update(Loss):
                 "(iterations × steps_per_generation × num_iterations)"
             )
         if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
-            raise ValueError(
-                "update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr or min_lr_rate)"
-            )
-        if self.lr_scheduler_kwargs is not None and (self.lr_scheduler_kwargs.min_lr or 0.0) >= self.learning_rate:
+            raise ValueError("update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr)")
+        if self.lr_scheduler_kwargs is not None and self.lr_scheduler_kwargs.min_lr >= self.learning_rate:
             raise ValueError(
                 f"update.lr_scheduler_kwargs.min_lr ({self.lr_scheduler_kwargs.min_lr:g}) must be below "
                 f"update.learning_rate ({self.learning_rate:g}), from which it falls"

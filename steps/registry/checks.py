@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from steps.registry.gate import Side
 
 EVEN = 1e-9  # differences below this are rounding errors
+MIN_SLICE = 20  # scenarios from which on a slice counts; smaller ones are listed and decide nothing
+MAX_GROWTH = 1.5  # of the mean turns, and of the mean tokens, to those of the policy that it is compared with
 FALLS = 0.05  # probability of refusing for a fall, on any slice or on the regression set, where there is none
 
 
@@ -93,7 +95,7 @@ def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
     small = [f"{part.name} ({part.n})" for part in slices if not part.judged]
     ending = f"; too small to judge: {', '.join(small)}" if small else ""
     if worst is None:
-        text = f"no slice has {params.min_slice} scenarios{ending}"
+        text = f"no slice has {MIN_SLICE} scenarios{ending}"
         return Check(name="slices", passed=True, measured=None, bound=bound, text=text)
     fallen = [f"{part.name} ({part.difference:+.3f})" for part in judged if part.fallen]
     text = f"the worst of {len(judged)} is {worst.name}, {worst.n} scenarios"
@@ -103,8 +105,9 @@ def no_slice_falls(slices: Sequence[Slice], params: Promote) -> Check:
     return Check(name="slices", passed=not fallen, measured=worst.difference, bound=bound, text=text + ending)
 
 
-def growth(name: str, challenger: float, other: float, against: str, bound: float) -> Check:
-    """The challenger's mean divided by the other policy's is at most `bound`."""
+def growth(name: str, challenger: float, other: float, against: str) -> Check:
+    """The challenger's mean divided by the other policy's is at most MAX_GROWTH."""
+    bound = MAX_GROWTH
     text = f"mean {name} {challenger:.2f} against {other:.2f} of the {against}"
     if not other:  # there is no ratio; anything above 0 is more
         return Check(name=name, passed=not challenger, measured=None, bound=bound, text=text)

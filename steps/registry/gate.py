@@ -223,12 +223,12 @@ def decide(
         return paired.paired_interval(challenger.success_N[places], other_N, clusters_N[places], tail)
 
     places_of = slices_of(scenarios)
-    shared = checks.FALLS / max(1, sum(len(places) >= params.min_slice for places in places_of.values()))
+    shared = checks.FALLS / max(1, sum(len(places) >= checks.MIN_SLICE for places in places_of.values()))
     slices = []
     for name, places in places_of.items():
         part, places_N = {"name": name, "n": len(places)}, np.array(places)
         difference, *ci95 = interval(against, places=places_N)
-        judged = len(places) >= params.min_slice
+        judged = len(places) >= checks.MIN_SLICE
         fallen = judged and checks.falls(difference, interval(against, shared, places_N)[2], params)
         slices.append(Slice(difference=difference, ci95=ci95, judged=judged, fallen=fallen, **part))
     rows = [
@@ -239,8 +239,8 @@ def decide(
             for name, side in others.items()
         ),
         checks.no_slice_falls(slices, params),
-        checks.growth("turns", challenger.turns, other.turns, against, params.max_turns_growth),
-        checks.growth("tokens", challenger.tokens, other.tokens, against, params.max_turns_growth),
+        checks.growth("turns", challenger.turns, other.turns, against),
+        checks.growth("tokens", challenger.tokens, other.tokens, against),
         checks.clean(contamination, n),
         *([] if challenger.held_out is None else [checks.preferred(challenger.held_out, n)]),
         *([] if watched is None else [watched]),

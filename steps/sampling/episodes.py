@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from steps.sampling.job import Job
     from steps.sampling.turns import Sampled, TurnSampler
 
+TOOL_WORKERS = 64  # episodes whose tools answer at the same time, at most
+
 
 class Action(NamedTuple):
     """What a policy did in one turn. Policies that are asked in messages have neither token ids nor logprobs."""
@@ -166,7 +168,7 @@ def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Traj
     lag, step = env.lag(), 0
     # Turns that are answered now, the oldest first: by key, the engine step that finished it, and the answer.
     answering: dict[int, tuple[int, Future[None] | None]] = {}
-    with ThreadPoolExecutor(limits.tool_workers, initializer=use_allowed_cores) as threads, closing(episodes):
+    with ThreadPoolExecutor(TOOL_WORKERS, initializer=use_allowed_cores) as threads, closing(episodes):
         while sampler.pending or answering:
             if sampler.pending:
                 step += 1

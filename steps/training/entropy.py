@@ -16,6 +16,8 @@ from steps.training.processes import gathered
 if TYPE_CHECKING:
     from steps.core.params import Update
 
+LEAST, MOST, STEP = 0.0, 1.0, 0.005  # of a weight that adapts, and its change after an optimiser step: TRL's defaults
+
 
 def mark_high(batches: Sequence[dict[str, Any]], entropies: Sequence[Any], share: float) -> None:
     """Give each of this process's micro-batches `high_entropy` [B, S]: of the sampled tokens of an optimiser step, in all
@@ -70,8 +72,5 @@ class EntropyBonus:
         if not settings.use_adaptive_entropy:
             return
         self.last = nats / max(tokens, 1.0)
-        step = settings.entropy_coef_delta or 0.0
-        if self.last <= (settings.entropy_target or 0.0):
-            self.weight = min(self.weight + step, settings.entropy_coef_max or 0.0)
-        else:
-            self.weight = max(self.weight - step, settings.entropy_coef_min or 0.0)
+        is_low = self.last <= (settings.entropy_target or 0.0)
+        self.weight = min(self.weight + STEP, MOST) if is_low else max(self.weight - STEP, LEAST)

@@ -10,14 +10,14 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_573,
+    "lines that the main job reaches": 23_534,
     "modules that the main job reaches": 165,
-    "lines with what it asks all add-ons for": 37_145,
-    "lines of the product": 72_269,
+    "lines with what it asks all add-ons for": 37_109,
+    "lines of the product": 72_235,
     "modules of the product": 511,
-    "lines of environments, steps and flows": 42_606,
-    "settings of the core": 153,
-    "settings in all": 183,
+    "lines of environments, steps and flows": 42_570,
+    "settings of the core": 142,
+    "settings in all": 172,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
     "files over 350 lines": 0,

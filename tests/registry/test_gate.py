@@ -182,7 +182,7 @@ def test_a_scripted_player_that_is_asked_for_must_be_there() -> None:
     assert failed(result) == ["scripted"]
 
 
-def test_no_slice_may_fall() -> None:
+def test_no_slice_may_fall(monkeypatch: pytest.MonkeyPatch) -> None:
     """`sender` is every even place (50), `month` every odd one but the last (49), `rare` the last alone."""
     base = side("b", range(0, 40, 2))  # 20 of the 50 of sender
     falls = side("c", [*range(0, 28, 2), *range(1, 99, 2)])  # 14 of them, and all of month
@@ -198,7 +198,8 @@ def test_no_slice_may_fall() -> None:
     just = side("c", [*range(0, 30, 2), *range(1, 99, 2)])  # 15: a drop of 0.1 is not more than 0.1
     assert failed(verdict(just, base)) == []
     assert failed(verdict(falls, base, max_slice_drop=0.12)) == []
-    assert failed(verdict(falls, base, min_slice=51)) == []
+    monkeypatch.setattr(checks, "MIN_SLICE", 51)
+    assert failed(verdict(falls, base)) == []
 
 
 def test_a_slice_refuses_on_evidence_and_not_by_chance() -> None:
@@ -263,8 +264,8 @@ def test_episodes_may_not_grow_too_long(more: dict[str, Any], expected: list[str
 
 
 def test_from_nothing_no_ratio_is_right() -> None:
-    assert checks.growth("tokens", 0, 0, "base", 1.5).passed
-    assert not checks.growth("tokens", 1, 0, "base", 1.5).passed
+    assert checks.growth("tokens", 0, 0, "base").passed
+    assert not checks.growth("tokens", 1, 0, "base").passed
 
 
 @pytest.mark.parametrize(

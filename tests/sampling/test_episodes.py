@@ -282,15 +282,17 @@ def go_on_when(count: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_no_more_episodes_than_workers_answer_at_the_same_time() -> None:
+def test_no_more_episodes_than_workers_answer_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "TOOL_WORKERS", 2)
     go_on_when(2)
-    play(Tools, chat=chat_that_calls("plain"), tool_workers=2)
+    play(Tools, chat=chat_that_calls("plain"))
     assert ToolTask.most_at_once == 2
 
 
-def test_players_that_are_asked_in_messages_honour_both() -> None:
+def test_players_that_are_asked_in_messages_honour_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(players, "TOOL_WORKERS", 3)
     policy, attempts = Policy(kind="scripted"), [(scenario, 0) for scenario in SCENARIOS]
-    slow = SlowTools(tool_workers=3, tool_timeout=0.05)
+    slow = SlowTools(tool_timeout=0.05)
     played = players.play(policy, Tools, None, attempts, prefix="x", max_turns=1, slow=slow)
     for game in played:
         [observation] = game.trajectory.turns[0].observations
@@ -303,7 +305,7 @@ def test_players_that_are_asked_in_messages_honour_both() -> None:
     ToolTask.going_on.clear()
     ToolTask.most_at_once = 0
     go_on_when(3)
-    players.play(policy, Tools, None, attempts, prefix="x", max_turns=1, slow=SlowTools(tool_workers=3))
+    players.play(policy, Tools, None, attempts, prefix="x", max_turns=1)
     assert ToolTask.most_at_once == 3
 
 

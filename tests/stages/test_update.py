@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from addons.accelerate import ranks
+from addons.gigpo import credit
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout, Update, UpdateParams
@@ -617,13 +618,20 @@ def written(batch: Batch, to: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
-def test_weight_0_is_grpo_byte_for_byte(batch: Batch, scenarios: Path) -> None:
+def test_turns_that_are_alone_are_grpo_byte_for_byte(
+    batch: Batch, scenarios: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = batch.update("grpo")
-    with_weight = batch.update("gigpo", scenarios=scenarios, advantages="gigpo", gigpo_weight=0)
+    monkeypatch.setattr(
+        credit, "states_of", lambda env, known, row, unusable: [(row.id, n) for n in range(len(row.turns))]
+    )
+    alone = batch.update("gigpo", scenarios=scenarios, advantages="gigpo")
     one, other = written(batch, "grpo"), written(batch, "gigpo")
-    credit_metrics = {name: with_weight.pop(name) for name in sorted(with_weight) if name.startswith("gigpo/")}
-    assert set(credit_metrics) == {"gigpo/turns_in_groups", "gigpo/later_turns_in_groups"}
-    assert measured == with_weight
+    assert {name: alone.pop(name) for name in sorted(alone) if name.startswith("gigpo/")} == {
+        "gigpo/turns_in_groups": 0,
+        "gigpo/later_turns_in_groups": 0,
+    }
+    assert measured == alone
     assert one.pop("metrics.json") != other.pop("metrics.json")
     assert len(one) > 4
     assert one == other

@@ -411,7 +411,7 @@ SCHEDULES: list[dict[str, Any]] = [
     {"lr_scheduler_type": "linear", "max_steps": 12, "warmup_steps": 5},
     {"lr_scheduler_type": "cosine", "max_steps": 12},
     {"lr_scheduler_type": "cosine", "max_steps": 12, "warmup_steps": 5},
-    {"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 12, "lr_scheduler_kwargs": {"min_lr_rate": 0.25}},
+    {"lr_scheduler_type": "cosine_with_min_lr", "max_steps": 12, "lr_scheduler_kwargs": {"min_lr": 1e-4}},
     {
         "lr_scheduler_type": "cosine_with_min_lr",
         "max_steps": 12,

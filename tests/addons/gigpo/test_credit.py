@@ -24,11 +24,11 @@ SCORES = [1.0, 0.0, 1.0, None]
 BY_HAND = [[5 / 12, 1 / 3, 1 / 3], [-5 / 6, -7 / 6], [5 / 12, 1 / 3, 5 / 6], [0.0, 0.0]]
 
 
-def credited(scale: str = "none", weight: float = 1.0, scores: list[float | None] = SCORES) -> Any:
-    settings = Update(advantages="gigpo", gigpo_weight=weight, gigpo_discount=0.5, scale_rewards=scale)
+def credited(scale: str = "none", scores: list[float | None] = SCORES) -> Any:
+    settings = Update(advantages="gigpo", scale_rewards=scale)
     groups = ["scenario"] * len(STATES)
     gains, flat = batches.advantages(scores, groups, scale)
-    return credit(gains, scores, groups, STATES, settings), gains, flat
+    return credit(gains, scores, groups, STATES, settings, 0.5), gains, flat
 
 
 def test_advantages_are_those_of_the_table() -> None:
@@ -56,13 +56,6 @@ def test_the_whole_batch_may_be_the_measure() -> None:
     assert made.by_turn[1][1] - gains[1] == pytest.approx(-0.5 / 0.39538, abs=1e-4)
 
 
-def test_weight_0_leaves_the_advantages_of_episodes() -> None:
-    made, gains, flat = credited(weight=0)
-    assert made.largest == gains
-    assert made.flat == flat
-    assert all(turn == (gain or 0.0) for turns, gain in zip(made.by_turn, gains, strict=True) for turn in turns)
-
-
 def test_equal_scores_teach_where_attempts_differ_in_length() -> None:
     """All succeed, so episodes have no signal; from x one attempt needs a turn more than another."""
     made, gains, flat = credited(scores=[1.0, 1.0, 1.0, None])
@@ -72,11 +65,6 @@ def test_equal_scores_teach_where_attempts_differ_in_length() -> None:
 
 
 def test_settings_that_nothing_would_read_are_refused() -> None:
-    assert (Update(advantages="gigpo").gigpo_weight, Update(advantages="gigpo").gigpo_discount) == (1.0, 0.95)
-    assert Update().gigpo_weight is None
-    for fields in ({"gigpo_weight": 1.0}, {"gigpo_discount": 0.9}):
-        with pytest.raises(ValueError, match="it is read with advantages: gigpo alone; take it out"):
-            Update.model_validate(fields)
     with pytest.raises(ValueError, match=r"gigpo does not go with update\.loss_type: gspo"):
         Update(advantages="gigpo", loss_type="gspo")
 

@@ -416,7 +416,7 @@ def test_a_longer_copy_repeats_the_shortest_attempts_last_words_and_only_where_l
     silent = [(words("It is y. " * 40),), (use("search", text="a"), hit)]
     calls = prompts.prepare(Group(scenario, [attempt(scenario, n, *one) for n, one in enumerate(silent)]), 60_000)
     assert prompts.with_longer_copy(calls, 60_000) == calls, "it has no words"
-    assert not Ruler(endpoint=Endpoint(model="m"), longer_copy=True).of_pairs().shows_longer_copy
+    assert not Ruler(endpoint=Endpoint(model="m")).of_pairs().shows_longer_copy
 
 
 def test_a_judge_that_loses_one_of_two_orders_leaves_a_pair_unscored() -> None:
@@ -484,7 +484,6 @@ def test_a_judge_is_its_model_prompt_rubric_orders_and_parameters() -> None:
     others = [
         ruler.identity(Ruler(endpoint=endpoint), "other rubric"),
         ruler.identity(Ruler(endpoint=endpoint, orders=3), "r"),
-        ruler.identity(Ruler(endpoint=endpoint, longer_copy=False), "r"),
         ruler.identity(Ruler(endpoint=endpoint, reasons=False), "r"),
         ruler.identity(Ruler(endpoint=endpoint, max_characters=5000), "r"),
         *(
