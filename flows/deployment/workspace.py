@@ -85,7 +85,7 @@ def here(root: Path, path: Path) -> Iterator[None]:
 
     Afterwards the current folder and the two variables that name the stores are as they were.
     """
-    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / store.LEDGER.removeprefix('sqlite:///')}"
+    ledger = os.environ.get("FLYWHEEL_LEDGER_URL") or f"sqlite:///{root / store.LEDGER.removeprefix(store.SQLITE)}"
     with store.variables(MLFLOW_TRACKING_URI=store.address(root), FLYWHEEL_LEDGER_URL=ledger), contextlib.chdir(path):
         yield
 
@@ -160,7 +160,7 @@ def keep_described(root: Path, name: str) -> None:
 def run_named(root: Path, name: str) -> str | None:
     """The id of the latest MLflow run of this name; None where there is none, or MLflow is away."""
     uri = store.address(root)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+    if uri.startswith(store.SQLITE) and not Path(uri.removeprefix(store.SQLITE)).exists():
         return None  # `connect` would make it
     with contextlib.suppress(UserError), store.explained(uri):
         client = store.connect(root)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -25,15 +24,11 @@ from steps.core.errors import UserError
 from steps.core.files import signatures, write_text
 from steps.project import store
 from steps.project.git import git
+from steps.registry import model
 
 KEPT = Path(".flywheel/ended")
 TEXTS = ("params.yaml", "chain.yaml", "dvc.yaml", "dvc.lock", ".env")
 FOLDERS = ("addons", "environments", "flows", "run", "steps", "tasks_data")
-SQLITE = "sqlite:///"
-REGISTERED = """
-    SELECT 1 FROM model_versions JOIN model_version_tags USING (workspace, name, version)
-    WHERE name = ? AND version = ? AND key = 'adapter_hash' AND value = ? AND current_stage != 'Deleted_Internal'
-"""
 VARIABLES = Path(".env.example")  # lists all that people set; Prefect's change nothing in a run
 
 
@@ -48,7 +43,7 @@ def keep(name: str, is_up_to_date: Callable[[], bool]) -> None:
 def unchanged(name: str) -> dict[str, Any] | None:
     """The content of run/summary.json where nothing has changed since the run of this name ended here, else None. The run
     itself looks whether there is another champion to start from, and mends or refuses what is damaged or away."""
-    with contextlib.suppress(OSError, ValueError, KeyError, sqlite3.Error, UserError):
+    with contextlib.suppress(OSError, ValueError, KeyError, UserError):
         if KEPT.read_text() == state(name) and not Path(workspace.STARTED).exists():
             summary: dict[str, Any] = json.loads(Path("run/summary.json").read_text())
             is_kept = not name or bool(git(Path.cwd(), "for-each-ref", workspace.ref(name)))  # else it has been pruned
@@ -57,18 +52,11 @@ def unchanged(name: str) -> dict[str, Any] | None:
 
 
 def is_registered(version: dict[str, str] | None) -> bool:
-    """Whether the registry still has this version, which the end of a run gives it again. A store in a file is read without
-    MLflow, which takes seconds to import."""
+    """Whether the registry still has this version, which the end of a run gives it again."""
     if version is None:
         return True
     adapter_hash = json.loads(Path("run/receipt.json").read_text())["adapter_hash"]
-    uri = os.environ.get("MLFLOW_REGISTRY_URI") or store.address(Path.cwd())
-    if uri.startswith(SQLITE):
-        with contextlib.closing(sqlite3.connect(uri.removeprefix(SQLITE))) as link:
-            return link.execute(REGISTERED, (version["name"], version["version"], adapter_hash)).fetchone() is not None
-    from steps.registry.model import registered_version
-
-    return registered_version(version["name"], adapter_hash) == version["version"]
+    return model.registered_version(version["name"], adapter_hash) == version["version"]
 
 
 def state(name: str) -> str:
@@ -84,6 +72,6 @@ def state(name: str) -> str:
 def stores() -> Iterator[tuple[str, int]]:
     """(path, inode) of the databases on this machine that hold runs, versions and looks."""
     for uri in (store.address(Path.cwd()), store.ledger_address()):
-        if uri.startswith(SQLITE):
-            path = Path(uri.removeprefix(SQLITE))
+        if uri.startswith(store.SQLITE):
+            path = Path(uri.removeprefix(store.SQLITE))
             yield os.fspath(path), path.stat().st_ino if path.exists() else 0

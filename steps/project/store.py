@@ -42,7 +42,8 @@ MANY_RUNS = {  # SQLite's statistics by index: rows of the table, and how many o
 }
 
 
-LEDGER = "sqlite:///.flywheel/ledger.db"
+SQLITE = "sqlite:///"
+LEDGER = f"{SQLITE}.flywheel/ledger.db"
 
 
 def ledger_address() -> str:
@@ -53,7 +54,7 @@ def ledger_address() -> str:
 def address(root: Path) -> str:
     """MLFLOW_TRACKING_URI, else the project's own store. A bare postgresql:// gets the driver that is installed."""
     named = os.environ.get("MLFLOW_TRACKING_URI", "").replace("postgresql://", "postgresql+psycopg://", 1)
-    return named or f"sqlite:///{root.resolve() / '.flywheel' / 'mlflow.db'}"
+    return named or f"{SQLITE}{root.resolve() / '.flywheel' / 'mlflow.db'}"
 
 
 def hidden(uri: str) -> str:
