@@ -67,6 +67,8 @@ class TrlTask:
 
         self.own = own
         self.params = load(own / "params.yaml", Params)
+        update = self.params.update
+        self.steps = update.steps_per_generation * update.num_iterations  # of an iteration
         self.env = environments.load(task)
         self.data = self.env.load(own / "tasks_data" / task)
         self.by_prompt = {json.dumps(list(scenario.messages)): scenario for scenario in self.scenarios("train")}

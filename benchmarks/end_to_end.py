@@ -31,8 +31,10 @@ from benchmarks import _common, _runs
 from benchmarks._trl import set_weights, train_with_trl
 from benchmarks._trl_play import TrlTask
 
-ITERATIONS = {"multiplication": 8, "tic_tac_toe": 12, "email_search": 14}
+ITERATIONS = {"multiplication": 8, "tic_tac_toe": 12, "email_search": 8}
 SHARED = {  # settings that have the same names as GRPOConfig's
+    "loss_type",
+    "scale_rewards",
     "steps_per_generation",
     "num_iterations",
     "learning_rate",
@@ -78,7 +80,7 @@ class Validation:
 
     def __init__(self, side: TrlTask) -> None:
         self.side = side
-        self.steps = side.params.update.steps_per_generation  # of an iteration
+        self.steps = side.steps
         self.curve: list[float] = []
         self.reached: list[float] = []  # when each is known, in seconds since 1970
         self.weights: dict[str, Any] = {}
@@ -104,7 +106,7 @@ def run_trl(task: str, folder: str) -> dict[str, Any]:
 
     side = TrlTask(task, Path(folder, "ours"))
     params, train, order = side.params, side.scenarios("train"), Random(side.params.seed)
-    steps, update = params.update.steps_per_generation, params.update
+    update = params.update
     needed = params.train.iterations * params.rollout.scenarios
     drawn = [scenario for _ in range(-(-needed // len(train))) for scenario in order.sample(train, len(train))]
     validation = Validation(side)
@@ -113,8 +115,8 @@ def run_trl(task: str, folder: str) -> dict[str, Any]:
         side.own / "run/000/checkpoint",
         [list(scenario.messages) for scenario in drawn],
         side.reward,
-        params.train.iterations * steps,
-        params.rollout.scenarios * params.rollout.attempts // steps,
+        params.train.iterations * side.steps,
+        params.rollout.scenarios * params.rollout.attempts // update.steps_per_generation,
         Path(folder),
         side.rollout_func(),
         attempts=params.rollout.attempts,
@@ -128,7 +130,7 @@ def run_trl(task: str, folder: str) -> dict[str, Any]:
         "val": validation.curve,
         "reached": validation.reached,
         "test": validation.test,
-        "training": [sum(seconds[place : place + steps]) for place in range(0, len(seconds), steps)],
+        "training": [sum(seconds[place : place + side.steps]) for place in range(0, len(seconds), side.steps)],
     }
 
 

@@ -48,7 +48,10 @@ def ours(task: str, root: Path, size: Size, more: Sequence[str] = ()) -> dict[st
     chosen = {
         "rollout.max_tokens": MAX_TOKENS[task],
         "rollout.scenarios": size.scenarios,
+        "update.loss_type": "dapo",
+        "update.scale_rewards": "group",
         "update.beta": 0,
+        "update.num_iterations": 1,
         "update.steps_per_generation": 1,
         "update.learning_rate": LEARNING_RATE,
         "train.iterations": size.warm + size.timed,

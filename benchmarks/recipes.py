@@ -4,9 +4,10 @@
     python -m benchmarks.recipes --quick           # email_search, seed 1, one recipe, three iterations: no result
     python -m benchmarks.recipes --recipes gspo sapo --seeds 1 2 3 --tasks email_search
 
-Every run is `flows.train` with the task's preset, as many iterations as `TASKS` says, and the settings of `RECIPES`; runs of
-one seed share scenarios, first adapter and first batch with the run of the defaults. Nothing was tuned: a recipe has the
-values of its paper, of TRL, or of its examples, and the bonus for entropy a thousandth, for which there is none.
+Every run is `flows.train` with the preset of the task, the defaults of steps/core/params_update.py for what `USUAL` names,
+as many iterations as `TASKS` says, and the settings of `RECIPES`. Runs of one seed share scenarios, first adapter and batch.
+Nothing was tuned: a recipe has the values of its paper, of TRL, or of its examples, and the bonus for entropy a thousandth,
+for which there is none. Only "Dr. GRPO, two passes" was put together after the two had been measured alone.
 
 `ratio` is the trained policies' mean test success over that with the defaults. `gain` is the mean difference of test success
 by seed, and `faster` that of the mean validation success over all iterations, which is higher where a run learns sooner;
@@ -33,6 +34,11 @@ FILE = Path(__file__).with_suffix(".json")
 TASKS = {"email_search": 6, "email_search_plus": 6, "tic_tac_toe": 10}  # iterations, while there is something to learn
 SEEDS = [1, 2, 3, 4, 5]
 DEFAULTS = "defaults"
+USUAL: dict[str, object] = {  # the defaults, of which a task's preset may differ
+    "update.loss_type": "dapo",
+    "update.scale_rewards": "group",
+    "update.num_iterations": 1,
+}
 OWN: dict[str, object] = {
     "update.epsilon": "null",
     "update.epsilon_high": "null",
@@ -48,6 +54,11 @@ RECIPES: dict[str, dict[str, object]] = {
     "top entropy": {"update.top_entropy_quantile": 0.2},
     "entropy bonus": {"update.entropy_coef": 0.001},
     "two passes": {"update.num_iterations": 2},
+    "Dr. GRPO, two passes": {
+        "update.loss_type": "dr_grpo",
+        "update.scale_rewards": "none",
+        "update.num_iterations": 2,
+    },
     "two passes, masked": {"update.num_iterations": 2, "update.off_policy_mask_threshold": 0.5},
     "GDPO": {"update.multi_objective_aggregation": "normalize_then_sum", "update.scale_rewards": "null"},
     "gigpo": {"update.advantages": "gigpo"},
@@ -65,7 +76,7 @@ def run(case: Case, folder: Path, settings: dict[str, object]) -> dict[str, Any]
     task, recipe, seed = case
     root = _runs.clone(folder / f"{task}-{recipe}-{seed}".replace(" ", "_"))
     usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999, "evaluate.sampled_attempts": 0}
-    chosen = usual | RECIPES[recipe] | settings
+    chosen = usual | USUAL | RECIPES[recipe] | settings
     seconds, _ = _runs.show(root, [*_runs.training(chosen), "--task", task])
     summary = json.loads((root / "run/summary.json").read_text())
     folders = [root / "run" / f"{iteration:03d}" for iteration in range(len(summary["iterations"]) + 1)]
