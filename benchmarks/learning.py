@@ -155,7 +155,7 @@ def add(rows: _common.Rows, run: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    quick = f"seed 1 alone, {QUICK['train.iterations']} iterations in place of 14, and no files written"
+    quick = f"seed 1 alone, {QUICK['train.iterations']} iterations, and no files written"
     parser = _common.parser("learning", __doc__, quick)
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {' '.join(map(str, SEEDS))}; quick: 1")
     parser.add_argument("--ruler", type=float, metavar="NOISE", help="learn from a simulated judge of this noise")
