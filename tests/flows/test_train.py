@@ -21,7 +21,7 @@ import environments
 from environments.base import Scenario
 from steps.analytics.analysis import analyse
 from steps.core.evaluations import Evaluation
-from steps.core.params import Update
+from steps.core.params import UpdateParams, load
 from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import counted
 from steps.registry import paired
@@ -176,13 +176,14 @@ def test_the_power_is_said_first_and_the_runs_own_test_is_a_look(project: Projec
 
 
 def test_every_episode_is_accounted_for(project: Project) -> None:
-    made = 0
+    made, settings = 0, load(project.folder / "params.yaml", UpdateParams).update
     for iteration in ("001", "002"):
         metrics = json.loads((project.folder / f"run/{iteration}/metrics.json").read_text())
         assert metrics["collected"] == 24
         assert metrics["collected"] == metrics["trained"] + metrics["quarantined"] + metrics["without_signal"]
         assert metrics["sampler_kl"] < 1e-5
-        made += steps_of(metrics["groups"] - metrics["zero_variance_groups"], metrics["groups"], Update())
+        with_signal = metrics["groups"] - metrics["zero_variance_groups"]
+        made += settings.num_iterations * steps_of(with_signal, metrics["groups"], settings)
         assert metrics["optimizer_steps"] == made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from steps.core.params import Update
+from steps.training import entropy
 from tests.conftest import ROOT
 
 
@@ -50,7 +51,7 @@ def test_every_default_that_is_not_trls_is_in_the_table(dtype: str) -> None:
     [
         ({"loss_type": "sapo"}, 2),
         ({"loss_type": "vespo"}, 4),
-        ({"use_adaptive_entropy": True}, 4),
+        ({"use_adaptive_entropy": True}, 1),
         ({"sync_ref_model": True}, 2),
     ],
     ids=str,
@@ -60,6 +61,12 @@ def test_what_an_option_reads_has_trls_defaults(changed: dict[str, Any], count: 
     read = {name for name in ours if usual[name] is None and ours[name] is not None and name in theirs}
     assert len(read) == count
     assert {name: ours[name] for name in read} == {name: theirs[name] for name in read}
+
+
+def test_the_weight_of_entropy_adapts_as_trls_does_by_default() -> None:
+    theirs = of_trl()
+    trls = [theirs[f"entropy_coef_{name}"] for name in ("min", "max", "delta")]
+    assert trls == [entropy.LEAST, entropy.MOST, entropy.STEP]
 
 
 def test_the_table_has_both_defaults_as_they_are() -> None:
