@@ -69,15 +69,13 @@ def versions(root: Path) -> list[Version]:
 
 def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
     """The number of the version of model `name` that holds this adapter, the lowest of several; None where none does. A
-    store in a file is read without MLflow, which takes seconds to import."""
+    store in a file is read without MLflow, which takes seconds to import, and says what is wrong with one that cannot be
+    read."""
     root = root or Path.cwd()
     uri = os.environ.get("MLFLOW_REGISTRY_URI") or address(root)
     file = Path(uri.removeprefix(SQLITE))
     if uri.startswith(SQLITE) and file.exists():
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(file)) as link,
-        ):  # MLflow explains it
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(file)) as link:
             [version] = link.execute(HOLDING, (name, adapter_hash)).fetchone()
             return None if version is None else str(version)
     with explained(address(root)):
