@@ -62,7 +62,7 @@ RECIPES: dict[str, dict[str, object]] = {
     "two passes, masked": {"update.num_iterations": 2, "update.off_policy_mask_threshold": 0.5},
     "GDPO": {"update.multi_objective_aggregation": "normalize_then_sum", "update.scale_rewards": "null"},
     "gigpo": {"update.advantages": "gigpo"},
-    "no resampling": {"rollout.resample": 0},
+    "resampling": {"rollout.resample": 2},
     "no KL": {"update.beta": 0},
     "Adam of TRL": {"update.adam_beta2": 0.999},
 }
