@@ -24,9 +24,14 @@ class TookTooLong(Exception):
     """A call was not answered within its limit."""
 
 
+_asking = threading.Lock()
+os.register_at_fork(before=_asking.acquire, after_in_parent=_asking.release, after_in_child=_asking.release)
+
+
 def loop() -> asyncio.AbstractEventLoop:
     """The event loop of this process's async tools and connections; a process that was forked has one of its own."""
-    return _loop(os.getpid())
+    with _asking:  # else threads that ask at the same moment would get two
+        return _loop(os.getpid())
 
 
 @functools.cache
