@@ -47,13 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that with `-n 2` the longest ones do not come last."""
+    """Files with slow tests first, so that with several processes (`-n 3`) the longest ones do not come last."""
     items.sort(key=lambda item: not has_slow_tests(item.path))  # stable: within both, the order stays
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2`, a file is the work of one process, and so are together the files that share a project that was trained
+    """With `-n 3`, a file is the work of one process, and so are together the files that share a project that was trained
     once, or a server."""
     from xdist.scheduler import LoadScopeScheduling
 
