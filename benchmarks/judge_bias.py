@@ -53,7 +53,7 @@ BIASES: dict[str, Bias] = {
 
 
 class Biased:
-    """A judge in this process, which reads an attempt's quality, and adds its bias and noise: a client for ruler.Judge."""
+    """A judge in this process, which reads an attempt's quality, and adds its bias and noise: a client for GroupJudge."""
 
     def __init__(self, bias: Bias, noise: float = 0.0, refuses: bool = False) -> None:
         self.bias, self.noise, self.refuses = bias, noise, refuses
@@ -104,7 +104,7 @@ def judged(judge: Biased, attempts: Group, orders: int) -> tuple[Judgement, list
     """(the judgement, the score of each attempt). AssertionError where one has none."""
     settings = Ruler(endpoint=Endpoint(model="simulated"), orders=orders, probes=0.0)
     judge.refused = ""
-    judgement = asyncio.run(ruler.Judge(judge, settings, [], "").judge(attempts))  # type: ignore[arg-type]
+    judgement = asyncio.run(ruler.GroupJudge(judge, settings, [], "").judge(attempts))  # type: ignore[arg-type]
     scores = [judgement.scores[played.id] for played in attempts.trajectories]
     assert None not in scores, judgement.problem
     return judgement, [score for score in scores if score is not None]

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import _common, _runs
 from benchmarks.judge import served
-from steps.core.records import FIRST_OUTPUTS, Trajectory, read_records
+from steps.core.records import ITERATION_STAGES, Trajectory, read_records
 from steps.core.stats import counted
 
 HERE = Path(__file__).parent
@@ -71,7 +71,8 @@ def speed(folders: list[Path]) -> dict[str, float]:
     )
     seconds = {
         stage: sum(
-            json.loads((path / "timings" / f"{FIRST_OUTPUTS[stage]}.json").read_text())["seconds"] for path in folders
+            json.loads((path / "timings" / f"{ITERATION_STAGES[stage]}.json").read_text())["seconds"]
+            for path in folders
         )
         for stage in ("rollout", "update")
     }

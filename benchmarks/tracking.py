@@ -129,7 +129,7 @@ def prefect(folder: Path) -> Iterator[None]:
 
 def measure(source: Path, runs: int) -> dict[str, Any]:
     """The row."""
-    from steps.core.records import FIRST_OUTPUTS
+    from steps.core.records import ITERATION_STAGES
     from steps.project.store import make_store
 
     for name in ("MLFLOW_TRACKING_URI", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
@@ -156,7 +156,7 @@ def measure(source: Path, runs: int) -> dict[str, Any]:
         **parts,
         "trajectories": collected,
         "traced": timed[-1][1],
-        "stages": len(FIRST_OUTPUTS),
+        "stages": len(ITERATION_STAGES),
         "runs": runs,
     }
 

@@ -52,7 +52,7 @@ def score(
     played = read_records(Trajectory, trajectories)
     settings = params.score
     by = {"rule": [by_rule(env, by_id[trajectory.scenario_id], trajectory) for trajectory in played]}
-    has_rule = rule_of(env, by["rule"], played, settings)
+    has_rule = have_rule(env, by["rule"], played, settings)
     if not has_rule:
         by["rule"] = [reward.model_copy(update={"success": None}) for reward in by["rule"]]
     spent = json.loads(previous_judge.read_text())["cost_so_far"] if previous_judge is not None else 0.0
@@ -101,7 +101,7 @@ def by_task(by_id: Mapping[str, Scenario], rewards: Sequence[Reward]) -> dict[st
     return measured
 
 
-def rule_of(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], settings: Score) -> bool:
+def have_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Trajectory], settings: Score) -> bool:
     """Whether the attempts have rewards by the rule. UserError where it has a weight and they have none, or only some."""
     from steps.core.errors import UserError
     from steps.judging import rule

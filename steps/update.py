@@ -101,7 +101,7 @@ def launch(params: UpdateParams, **files: Input | Output | None) -> None:
 class Plan(NamedTuple):
     """What becomes of each trajectory of a batch."""
 
-    examples: list[Example]  # what is trained on
+    examples: list[Example]  # what enters the loss, also without a signal where update.without_signal is count
     fates: dict[str, Fate]  # by trajectory id
     rows: dict[str, list[Row]]  # by trajectory id
     scores: list[float | None]  # [B] what is compared in a group; None: unscored or quarantined
@@ -130,7 +130,7 @@ def planned(
         None if trajectory.id in quarantined or (score := judged[trajectory.id].score) is None else score - penalty
         for trajectory, penalty in zip(batch, deducted, strict=True)
     ]
-    groups = [trajectory.scenario_id for trajectory in batch]
+    group_of = [trajectory.scenario_id for trajectory in batch]
     if params.update.multi_objective_aggregation == "normalize_then_sum":
         weighed = [
             {} if score is None else objectives(judged[trajectory.id], -penalty, params.score.judges)
@@ -138,23 +138,23 @@ def planned(
         ]
         parts = [{name: value for name, (value, _) in each.items()} or None for each in weighed]
         weights = {name: weight for each in weighed for name, (_, weight) in each.items()}
-        gains, flat = batches.aggregated(parts, groups, weights)
+        advantages, flat_count = batches.aggregated(parts, group_of, weights)
     else:
-        gains, flat = batches.advantages(scores, groups, params.update.scale_rewards or "group")
+        advantages, flat_count = batches.advantages(scores, group_of, params.update.scale_rewards or "group")
     by_turn: list[list[float]] = [[] for _ in batch]
-    grouped: dict[str, float] = {}
+    turn_metrics: dict[str, float] = {}
     if params.update.advantages != "grpo":
         credit_turns = bring("advantages", params.update.advantages, "update.advantages")
-        gains, by_turn, flat, grouped = credit_turns(batch, scores, gains, scenarios, params)
+        advantages, by_turn, flat_count, turn_metrics = credit_turns(batch, scores, advantages, scenarios, params)
     fates = {
         trajectory.id: fate(
             trajectory.id in quarantined,
             score,
-            gain,
+            advantage,
             trajectory.id in masked,
             any(1 in row.mask for row in rows[trajectory.id]),
         )
-        for trajectory, score, gain in zip(batch, scores, gains, strict=True)
+        for trajectory, score, advantage in zip(batch, scores, advantages, strict=True)
     }
     if len(fates) != len(batch):
         raise AssertionError(f"{len(batch)} trajectories have {len(fates)} ids: some would be lost")
@@ -162,25 +162,25 @@ def planned(
     examples = [
         batches.Example(
             rows[trajectory.id],
-            gain or 0.0,
+            advantage or 0.0,
             trajectory.scenario_id,
             trajectory.id in masked,
             batches.of_tokens(trajectory, turns),
         )
-        for trajectory, gain, turns in zip(batch, gains, by_turn, strict=True)
+        for trajectory, advantage, turns in zip(batch, advantages, by_turn, strict=True)
         if fates[trajectory.id] in counted
     ]
     trained = sum(kind in TRAINED for kind in fates.values())
-    metrics = grouped | {
+    metrics = turn_metrics | {
         "trained": trained,
         "quarantined": len(quarantined),
         "without_signal": len(fates) - trained - len(quarantined),
         "truncated": len(truncated),
         "rows": sum(len(rows[name]) for name, kind in fates.items() if kind in TRAINED),
-        "zero_variance_groups": flat,
+        "zero_variance_groups": flat_count,  # those without a score, too
     }
     with_signal = {trajectory.scenario_id for trajectory in batch if fates[trajectory.id] == "gradient"}
-    steps = batches.steps_of(len(with_signal), len(set(groups)), params.update)
+    steps = batches.steps_of(len(with_signal), len(set(group_of)), params.update)
     return Plan(examples, fates, rows, scores, quarantine, steps, metrics)
 
 
@@ -207,8 +207,11 @@ def checked(batch: list[Trajectory], vocabulary: int) -> tuple[dict[str, list[Ro
     rows: dict[str, list[Row]] = {}
     quarantine: dict[str, list[str]] = {}
     for trajectory in batch:
-        rows[trajectory.id], reason = flattened(trajectory)
-        if reason := reason or contract.breach(trajectory, rows[trajectory.id], end, vocabulary):
+        try:
+            rows[trajectory.id] = trajectory.flatten()
+        except ValueError:  # tokens without logprobs, which are a breach
+            rows[trajectory.id] = []
+        if reason := contract.breach(trajectory, rows[trajectory.id], end, vocabulary):
             quarantine.setdefault(reason, []).append(trajectory.id)
     return rows, quarantine
 
@@ -228,14 +231,6 @@ def of_batch(batch: list[Trajectory], judged: dict[str, Reward], scores: list[fl
         "turns": fmean(len(trajectory.turns) for trajectory in batch),
         "tokens": fmean(sum(len(turn.completion_ids) for turn in trajectory.turns) for trajectory in batch),
     }
-
-
-def flattened(trajectory: Trajectory) -> tuple[list[Row], str | None]:
-    """The training rows, or why there are none."""
-    try:
-        return trajectory.flatten(), None
-    except ValueError:
-        return [], "not as many logprobs as sampled tokens"
 
 
 def penalties(batch: list[Trajectory], cut: set[str], settings: Update) -> list[float]:

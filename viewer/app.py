@@ -29,7 +29,7 @@ from steps.core.terminal import served
 from steps.kit.guard import LIMITED
 from steps.kit.sockets import listen
 from viewer.key import SignedIn, key_of
-from viewer.pages import PAGES, Pages
+from viewer.pages import TEMPLATES, Pages
 from viewer.runs import Runs, project
 
 # Scripts and styles come only from files of this server, so that injected HTML could neither run nor send data.
@@ -67,7 +67,7 @@ def application(run: Path, key: str) -> Starlette:
             Route("/compare", pages.page(pages.compare)),
             Route("/analytics", pages.page(pages.analytics)),
             *(Route(page.PATH, partial(pages.of_addon, page)) for page in pages.brought),
-            Mount("/static", StaticFiles(directory=PAGES / "static")),
+            Mount("/static", StaticFiles(directory=TEMPLATES / "static")),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded), Middleware(SignedIn, key=key)],
         exception_handlers={UserError: problem, HTTPException: problem, OSError: problem},

@@ -29,7 +29,7 @@ from viewer.summaries import evaluations
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis
 
-PAGES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 LINES = {"group": 50, "attempt": 100}  # lines of a list per page
 HEADS = {name: name.capitalize() for name in SORTS} | {"question": "Scenario", "stop": "Stopped by"}
 
@@ -59,7 +59,7 @@ class Pages:
         self.counted: dict[Path, tuple[object, Analysis]] = {}  # by run: the versions of its files, and their analysis
         self.counting = threading.Lock()
         self.templates = Environment(
-            loader=FileSystemLoader([PAGES, *(page.TEMPLATE.parent for page in self.brought)]),
+            loader=FileSystemLoader([TEMPLATES, *(page.TEMPLATE.parent for page in self.brought)]),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -221,7 +221,7 @@ class Pages:
     def analytics(self, request: Request, opened: OpenedRun) -> Response:
         """Numbers by iteration and split, computed again when a file has changed."""
         from steps.analytics import analysis, skills
-        from steps.core.records import FIRST_OUTPUTS
+        from steps.core.records import ITERATION_STAGES
         from steps.training.fates import FATES
 
         run = opened.choice.folder
@@ -247,7 +247,7 @@ class Pages:
             splits=charts.SPLITS,
             kinds={"train": "rollout", "val": "evaluation", "test": "test"},
             fates=FATES,
-            stages=list(FIRST_OUTPUTS),
+            stages=list(ITERATION_STAGES),
         )
 
 

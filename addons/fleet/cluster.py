@@ -7,7 +7,7 @@ GPUs. The engines stay for the next batch of this process, and end with it, howe
 reach a node once each, by content hash, through Ray's object store. What shifts bytes must be alike everywhere: on CPUs as
 in this process, on GPUs as in the first engine.
 
-Not here: what a job becomes (addons/fleet/cluster_sampler.py), who plays which shard (steps/sampling/shards.py), and the
+Not here: what a job becomes (addons/fleet/cluster_sampler.py), who plays which shard (addons/fleet/shards.py), and the
 connection (addons/fleet/raycluster.py).
 """
 
@@ -18,7 +18,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,11 @@ from addons.fleet.engine_actor import THREADS, EngineActor
 from addons.fleet.parcels import Parcel
 from addons.fleet.sameness import facts
 from addons.fleet.section import Elsewhere
+from addons.fleet.shards import Lost, Played, Ready, dispatch
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
 from steps.policy.loading import local
 from steps.policy.machine import before_training
-from steps.sampling.shards import Lost, Played, Ready, dispatch
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -75,13 +75,8 @@ class Fleet:
         self.patience = ROOM  # seconds left for the first engine to start
         self.contents: dict[str, Any] = {}  # references to parcels in the object store, by digest
         base = local(policy)
-        plain = {
-            "kind": "vllm",
-            "cluster": None,
-            "engines": None,
-            "base_model": base.base_model,
-            "revision": base.revision,
-        }
+        plain = {"kind": "vllm", "cluster": None, "engines": None}
+        plain |= {"base_model": base.base_model, "revision": base.revision}
         self.start_parcels = {}
         if Path(base.base_model).exists():
             self.start_parcels["base"] = self.parcel(Path(base.base_model))
@@ -133,6 +128,10 @@ class Fleet:
         starting = handle.start.remote(request, self.start_parcels)
         self.number += 1
         self.members[self.number] = Member(node, handle, starting)
+
+    def idle(self) -> list[Ready]:
+        """The engines of earlier batches, which are ready at once."""
+        return [Ready(name) for name, member in self.members.items() if member.is_ready and member.work is None]
 
     def news(self, unplayed: int) -> Iterable[Ready | Played | Lost]:
         """As shards.Engines says. UserError where the engines cannot work."""
@@ -230,8 +229,7 @@ class Fleet:
     def sleep(self) -> None:
         """Have the engines leave GPUs to the trainer, which may be on the same ones."""
         if "GPU" in self.needs:
-            ready = [member.handle for member in self.members.values() if member.is_ready and member.work is None]
-            self.ray.get([handle.sleep.remote() for handle in ready])
+            self.ray.get([self.members[engine].handle.sleep.remote() for (engine,) in self.idle()])
 
     # --- A batch of shards
 
@@ -241,17 +239,15 @@ class Fleet:
         self.parcels = parcels
         self.keep(parcels.values())
         try:
-            return dispatch(len(shards), Batch(self))
+            return dispatch(len(shards), self)
         except BaseException:
             self.end()
             raise
 
-    def begin(self, engine: Hashable, shard: int) -> None:
+    def begin(self, engine: int, shard: int) -> None:
         """Have an engine play a shard."""
-        assert isinstance(engine, int)
         member = self.members[engine]
-        play = member.handle.play
-        member.work = play.remote(self.shards[shard], self.parcels)
+        member.work = member.handle.play.remote(self.shards[shard], self.parcels)
 
     def _report(self) -> None:
         """Take the engines' reports, and ask for the next ones."""
@@ -277,20 +273,6 @@ class Fleet:
             done = min(self.ended + under_way, self.total)
             engines = sum(member.is_ready for member in self.members.values())
             progress(done, self.total, f"episodes, {engines} engine{'s' if engines != 1 else ''}")
-
-
-class Batch:
-    """A fleet during one batch: engines of earlier batches are ready at once."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet, self.begin = fleet, fleet.begin
-        self.first: list[Ready | Played | Lost] = [
-            Ready(name) for name, member in fleet.members.items() if member.is_ready and member.work is None
-        ]
-
-    def news(self, unplayed: int) -> Iterable[Ready | Played | Lost]:
-        first, self.first = self.first, []
-        return first or self.fleet.news(unplayed)
 
 
 def reason(problem: Exception) -> str:

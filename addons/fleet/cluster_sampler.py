@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addons.fleet.cluster import Batch, fleet_of, reason
+from addons.fleet.cluster import fleet_of, reason
 from addons.fleet.engine_actor import STEPS
+from addons.fleet.shards import TRIES, Lost, Ready
 from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.progress import measure, measure_turns, say
-from steps.sampling.shards import TRIES, Lost, Ready, cut
 from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ def play(job: Job) -> list[Trajectory]:
         "seed": job.seed,
         "logit_bias": job.logit_bias,
     }
-    shards = cut(job.attempts, limits.shards)
-    attempts = [[[scenario.model_dump(mode="json"), attempt] for scenario, attempt in shard] for shard in shards]
     assert job.adapter is not None
     parcels = {"adapter": fleet.parcel(job.adapter)}
     if job.task_data is not None and job.task_data.is_dir():
         parcels["data"] = fleet.parcel(job.task_data)
-    requests = [json.dumps(request | {"attempts": shard}) for shard in attempts]
+    requests = []
+    for shard in job.shards:
+        attempts = [[scenario.model_dump(mode="json"), attempt] for scenario, attempt in shard.attempts]
+        requests.append(json.dumps(request | {"attempts": attempts}))
     answers = fleet.play(requests, len(job.attempts), parcels)
     measure(engines=len(fleet.members))
     for answer in answers:
@@ -124,11 +125,10 @@ class ClusterSampler:
     def _member(self) -> Member:
         """The engine, with this batch begun on it."""
         while self.engine is None:
-            batch = Batch(self.fleet)
             while self.engine is None:
-                for event in batch.news(1):
+                for event in self.fleet.idle() or self.fleet.news(1):
                     if isinstance(event, Ready) and self.engine is None:
-                        self.engine = event.engine  # type: ignore[assignment]  # the fleet's names are integers
+                        self.engine = event.engine
                     elif isinstance(event, Lost):
                         self._lose(None, event.reason)
             sample = self.fleet.members[self.engine].handle.sample

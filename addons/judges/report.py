@@ -48,13 +48,6 @@ def report(judgements: Sequence[Judgement], rewards: Sequence[Reward]) -> dict[s
     }
 
 
-def position_bias(judgement: Judgement) -> float | None:
-    """What an attempt gains in the first place over the last, by least squares through all orders (addons/judges/places.py);
-    None where they do not tell, such as a single order."""
-    fitted = _fit(judgement)
-    return None if fitted is None else fitted.first_to_last
-
-
 def by_place(fits: Sequence[places.Fit]) -> dict[str, float]:
     """What an attempt gains at each place, counted from 1, over the mean place: the mean over the groups of the commonest
     number of attempts (of two as common, the larger) whose orders tell it. Nothing where none does."""

@@ -79,7 +79,7 @@ def identity(settings: Ruler, rubric: str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Judge:
+class GroupJudge:
     """Judges groups with one model; `judge_all` makes it."""
 
     def __init__(self, client: Client, settings: Ruler, tools: Sequence[dict[str, Any]], rubric: str) -> None:
@@ -254,7 +254,7 @@ def judge_all(
 
     async def judge_groups() -> list[Judgement]:
         async with Client(endpoint, spent=spent if settings.max_run_cost is not None else None) as client:
-            judge, finished = Judge(client, settings, tools, rubric), 0
+            judge, finished = GroupJudge(client, settings, tools, rubric), 0
 
             async def judge_group(group: Group) -> Judgement:
                 nonlocal finished

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.project import chain, git
 from steps.project.lock import Lock, digest
 
@@ -49,7 +49,7 @@ def task_of(parameters: dict[str, Any]) -> str | None:
 
 def describe(root: Path, lock: Lock) -> dict[str, Any]:
     """The data of a run: its parameters, as dvc.lock recorded them for its first iteration, and the state of git."""
-    names = ["scenarios", "initialise", *(f"{stage}@001" for stage in FIRST_OUTPUTS)]
+    names = ["scenarios", "initialise", *(f"{stage}@001" for stage in ITERATION_STAGES)]
     parameters: dict[str, Any] = {}
     for name in names:
         parameters |= (lock[name].get("params") or {}).get("params.yaml") or {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from addons.planning.workload import Episodes
 from steps.core.params import Params
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.project.lock import read_lock
 
 
@@ -27,12 +27,12 @@ class Run(NamedTuple):
 def last(root: Path) -> Run | None:
     """The latest iteration in run/ that is whole and that dvc.lock describes; None where there is none."""
     for folder in sorted(root.glob("run/[0-9][0-9][0-9]"), reverse=True):
-        timings = {stage: folder / "timings" / f"{output}.json" for stage, output in FIRST_OUTPUTS.items()}
+        timings = {stage: folder / "timings" / f"{output}.json" for stage, output in ITERATION_STAGES.items()}
         trajectories = folder / "trajectories.parquet"
         if trajectories.exists() and all(path.exists() for path in timings.values()):
             lock = read_lock(root)
             recorded: dict[str, Any] = {}
-            for stage in FIRST_OUTPUTS:
+            for stage in ITERATION_STAGES:
                 recorded |= lock.get(f"{stage}@{folder.name}", {}).get("params", {}).get("params.yaml", {})
             recorded |= lock.get("scenarios", {}).get("params", {}).get("params.yaml", {})
             if "rollout" not in recorded:

@@ -249,8 +249,6 @@ class EmailSearch(Players):
     def _gives_up(cls, answer: str) -> bool:
         return is_unknown(answer)
 
-    # Players
-
 
 def _by_split(rows: Iterable[Row]) -> dict[str, list[Row]]:
     asked: dict[str, list[Row]] = {}

@@ -199,8 +199,6 @@ class EmailSearchPlus(Players):
     def _gives_up(cls, answer: str) -> bool:
         return is_unknown(answer) or normalise(unified(answer)) in UNKNOWN
 
-    # Players
-
     @classmethod
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         return []  # its tools narrow and sort in other ways

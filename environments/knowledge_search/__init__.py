@@ -220,8 +220,6 @@ class KnowledgeSearch(Players):
         text = answer and (UNKNOWN if is_unknown(answer["text"]) else answer["text"])
         return Outcome(text, hidden["answer"] or UNKNOWN, needed_turns(scenario), required)
 
-    # Players
-
 
 def needed_turns(scenario: Scenario) -> int:
     """Search, document and answer; search and document twice for two hops; one more to compare an older document."""

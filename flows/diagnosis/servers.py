@@ -152,6 +152,24 @@ def answer(url: str, user: str = "", password: str = "") -> tuple[int, str]:
     return reply.status, reply.text if reply.status < 400 else ""
 
 
+def asked(name: str, url: str, path: str, key: tuple[str, str], variable: str, keys: str) -> tuple[Finding, str]:
+    """Whether a server is well and takes the key (user and password), and what it answers at `path`. `variable` names the
+    server, and `keys` are the variables of the key."""
+    shown = hidden(url)
+    try:
+        status, text = answer(f"{url}/health")
+        if status == 200:
+            status, text = answer(f"{url}{path}", *key)
+    except (OSError, ValueError) as problem:
+        text = f"{name} at {shown}, which {variable} names, does not answer ({reason_of(problem)})"
+        return Finding("servers", BAD, text, f"unset {variable}"), ""
+    if status in (401, 403):
+        return Finding("servers", BAD, f"{name} at {shown} does not accept {keys}", ". .flywheel/ui.env"), ""
+    if status != 200:
+        return Finding("servers", BAD, f"{name} at {shown} answers with status {status}", f"unset {variable}"), ""
+    return Finding("servers", OK, f"{name} at {shown} answers"), text
+
+
 def mlflow(where: Place) -> Finding:
     uri = where.variables.get("MLFLOW_TRACKING_URI", "")
     if not uri.startswith(("http://", "https://")):
@@ -163,20 +181,10 @@ def mlflow(where: Place) -> Finding:
         return of_sqlite(
             "MLflow", path, "mlflow", ["store", "db_migrations", "versions"], f"mlflow db upgrade sqlite:///{path}"
         )
-    shown = hidden(uri).rstrip("/")
     user, password = (where.variables.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD"))
-    try:
-        status, _ = answer(f"{uri.rstrip('/')}/health")
-        if status == 200:
-            status, _ = answer(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1", user, password)
-    except (OSError, ValueError) as problem:
-        text = f"MLflow at {shown}, which MLFLOW_TRACKING_URI names, does not answer ({reason_of(problem)})"
-        return Finding("servers", BAD, text, "unset MLFLOW_TRACKING_URI")
-    if status in (401, 403):
-        text = f"MLflow at {shown} does not accept MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        return Finding("servers", BAD, text, ". .flywheel/ui.env")
-    state = OK if status == 200 else BAD
-    return Finding("servers", state, f"MLflow at {shown} answers" + (f" with status {status}" if state == BAD else ""))
+    keys = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    searched = "/api/2.0/mlflow/experiments/search?max_results=1"
+    return asked("MLflow", uri.rstrip("/"), searched, (user, password), "MLFLOW_TRACKING_URI", keys)[0]
 
 
 def prefect(where: Place) -> Finding:
@@ -185,26 +193,16 @@ def prefect(where: Place) -> Finding:
         home = Path(where.variables.get("PREFECT_HOME") or where.root / ".flywheel" / "prefect")
         folders = ["server", "database", "_migrations", "versions", "sqlite"]
         return of_sqlite("Prefect", home / "prefect.db", "prefect", folders, "prefect server database upgrade -y")
-    shown, key = hidden(api), where.variables.get("PREFECT_API_AUTH_STRING", "")
-    user, _, password = key.partition(":")
-    try:
-        status, _ = answer(f"{api}/health")
-        text = ""
-        if status == 200:
-            status, text = answer(f"{api}/admin/version", user, password)
-    except (OSError, ValueError) as problem:
-        text = f"Prefect at {shown}, which PREFECT_API_URL names, does not answer ({reason_of(problem)})"
-        return Finding("servers", BAD, text, "unset PREFECT_API_URL")
-    if status in (401, 403):
-        text = f"Prefect at {shown} does not accept PREFECT_API_AUTH_STRING"
-        return Finding("servers", BAD, text, ". .flywheel/ui.env")
-    if status != 200:
-        return Finding("servers", BAD, f"Prefect at {shown} answers with status {status}", "unset PREFECT_API_URL")
+    user, _, password = where.variables.get("PREFECT_API_AUTH_STRING", "").partition(":")
+    variable, keys = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
+    finding, text = asked("Prefect", api, "/admin/version", (user, password), variable, keys)
+    if finding.state != OK:
+        return finding
     version, own = str(json.loads(text)) if text else "", importlib.metadata.version("prefect")
     if version != own:
-        text = f"Prefect at {shown} is version {version}, and {own} is installed here: update the older"
+        text = f"Prefect at {hidden(api)} is version {version}, and {own} is installed here: update the older"
         return Finding("servers", WARN, text)
-    return Finding("servers", OK, f"Prefect {version} at {shown} answers")
+    return Finding("servers", OK, f"Prefect {version} at {hidden(api)} answers")
 
 
 def reason_of(problem: BaseException) -> str:

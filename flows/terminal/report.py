@@ -13,7 +13,7 @@ from steps.core import alike
 from steps.core.alike import Groups
 from steps.core.evaluations import Evaluation
 from steps.core.files import write_json
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.project.chain import BASE, SFT, iteration_name, origins
 
 RUN = Path("run")
@@ -121,7 +121,7 @@ def read(path: Path) -> dict[str, Any]:
 def seconds(iteration: int) -> dict[str, float]:
     """Stage -> seconds that its own work took when it last ran."""
     folder = RUN / iteration_name(iteration) / "timings"
-    timings = {stage: folder / f"{output}.json" for stage, output in FIRST_OUTPUTS.items()}
+    timings = {stage: folder / f"{output}.json" for stage, output in ITERATION_STAGES.items()}
     return {stage: read(path)["seconds"] for stage, path in timings.items() if path.exists()}
 
 

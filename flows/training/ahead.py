@@ -24,7 +24,7 @@ from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Params, Train
 from steps.core.ports import every
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.runner.stage import is_warm
@@ -118,7 +118,7 @@ def settle(last: int, train: Train) -> None:
         if (RUN / number).is_dir() and not any((RUN / number).iterdir()):
             (RUN / number).rmdir()
     path = Path("dvc.lock")
-    order = [f"{stage}@{number}" for number in numbers for stage in FIRST_OUTPUTS]
+    order = [f"{stage}@{number}" for number in numbers for stage in ITERATION_STAGES]
     text = path.read_text(encoding="utf-8")
     if (settled := arranged(text, order, [f"rollout@{number}" for number in numbers[last:]])) != text:
         write_text(path, settled)

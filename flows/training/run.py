@@ -33,7 +33,7 @@ from flows.training.trackers import open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
@@ -249,7 +249,7 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     ran, waited = {}, dict[str, float]()
     if ahead.futures:
         ran["rollout"], waited["rollout"] = ahead.result(iteration)
-    ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in FIRST_OUTPUTS if stage not in ran}
+    ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in ITERATION_STAGES if stage not in ran}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration) | waited  # of a rollout that ran ahead only what it kept this iteration waiting
     now = sum(spent for stage, spent in seconds.items() if ran[stage])  # after an interrupt, some had run before

@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.deployment import pages
 from flows.terminal.display import RunDisplay
 from steps.core.masking import masked
+from steps.core.ports import every
 
 if TYPE_CHECKING:
     from steps.tracking.lasting import LastingMlflow
@@ -33,7 +34,7 @@ def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, l
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
     mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
-    return mlflow, [mlflow, *tracker.begun(mlflow.tracker, is_live=True)]
+    return mlflow, [mlflow, *(lasting.Guarded(begin, mlflow.tracker) for begin in every("tracker"))]
 
 
 def log_message(display: RunDisplay, text: str) -> None:

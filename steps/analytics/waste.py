@@ -18,7 +18,7 @@ from pathlib import Path
 
 from steps.core.errors import UserError
 from steps.core.parquet import read_columns
-from steps.core.records import FIRST_OUTPUTS, Record, sampled_mask
+from steps.core.records import ITERATION_STAGES, Record, sampled_mask
 from steps.training.fates import FATES, TRAINED, token_fates
 
 UNIT = 2**40  # shares are whole numbers of 1 / UNIT, so that floats of them sum to 1 exactly, in any order
@@ -76,7 +76,7 @@ def waste(folder: Path) -> Waste:
         for number, (place, length) in enumerate(zip(places, lengths, strict=True)):
             for name, count in token_fates(fates[names[place]], masks.get(number, [1] * (length or 0))).items():
                 tokens[name] += count
-    kept = {stage: folder / "timings" / f"{output}.json" for stage, output in FIRST_OUTPUTS.items()}
+    kept = {stage: folder / "timings" / f"{output}.json" for stage, output in ITERATION_STAGES.items()}
     seconds = {stage: json.loads(path.read_text())["seconds"] for stage, path in kept.items() if path.is_file()}
     measured = bool(tokens["gradient"] and seconds)
     judge = folder / "judge.json"

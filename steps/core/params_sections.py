@@ -124,8 +124,8 @@ class Judges(Section):
 
     @model_validator(mode="after")
     def check(self) -> Judges:
-        if not self.rule + self.criteria + self.ruler:
-            raise ValueError("score.judges: one of rule, criteria and ruler must be above 0")
+        if not any(self.model_dump().values()):
+            raise ValueError(f"score.judges: one of {', '.join(type(self).model_fields)} must be above 0")
         return self
 
 
@@ -204,8 +204,8 @@ class Score(Section):
     def check(self) -> Score:
         if self.judges.ruler and self.ruler is None:
             raise ValueError("score.ruler is needed with score.judges.ruler above 0 (its endpoint.model, at least)")
-        for name, settings in (("ruler", self.ruler), ("criteria", self.criteria)):
-            if settings is not None and not getattr(self.judges, name):
+        for name, weight in self.judges:
+            if not weight and getattr(self, name, None) is not None:
                 raise ValueError(f"score.{name} would have no effect: score.judges.{name} is 0; take it out")
         return self
 

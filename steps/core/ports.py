@@ -24,7 +24,7 @@ The ports, and what their objects are:
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
-    tracker     begins a Tracker of a run, or None where it is not switched on: `begun` of steps/tracking/tracker.py
+    tracker     begins a Tracker of a run, or None where it is not switched on: `Begin` of steps/tracking/tracker.py
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
                 as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
@@ -64,6 +64,10 @@ from typing import Any, NamedTuple
 
 from steps.core.errors import UserError
 
+PORTS = frozenset(
+    """section sampler agents stage judge comparison reference player advantages weights launcher alone page tracker
+    preflight material scenarios start source drawing generated teaching index trial reader end next doctor""".split()
+)
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
@@ -94,13 +98,17 @@ def addons() -> tuple[AddOn, ...]:
 
 
 def read(path: Path) -> AddOn:
-    """An add-on by its addon.toml. UserError where that cannot be read."""
+    """An add-on by its addon.toml. UserError where that cannot be read, or names a port that there is not."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         about, needs = content.pop("about"), tuple(content.pop("needs", ()))
-        return AddOn(path.parent.name, about, content, needs)
     except (tomllib.TOMLDecodeError, KeyError) as problem:
         raise UserError(f"{path} does not say what the add-on brings: {problem!r}") from None
+    if unknown := sorted(content.keys() - PORTS):
+        raise UserError(
+            f"{path} names ports that there are not: {', '.join(unknown)} (there: {', '.join(sorted(PORTS))})"
+        )
+    return AddOn(path.parent.name, about, content, needs)
 
 
 def names(port: str) -> list[str]:

@@ -21,8 +21,8 @@ from steps.core import pictures as images
 from steps.core.parquet import DAMAGE, read_columns, unreadable
 
 R = TypeVar("R", bound=BaseModel)
-# The stages of an iteration, each by its first output in run/NNN: its seconds stand in run/NNN/timings/<output>.json.
-FIRST_OUTPUTS = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
+# An iteration's stages in their order, and the first output of each in run/NNN: seconds stand in timings/<output>.json.
+ITERATION_STAGES = {"rollout": "trajectories", "score": "rewards", "update": "adapter", "evaluate": "evaluation"}
 PAIRS = "pairs.jsonl"  # of an evaluation that a judge compared: one Pair for each scenario, in their order
 StopReason = Literal["done", "max_turns", "length", "context", "error"]
 

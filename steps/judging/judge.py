@@ -30,7 +30,9 @@ class Batch(NamedTuple):
 class Judge(ABC):
     """A judge of one batch."""
 
-    is_comparing = False  # whether its scores compare the attempts of one batch, so that their level says nothing
+    # True: its scores say how the attempts of one batch compare, and nothing else. False: the watch also asks it about each
+    # validation (steps/judging/watch.py), without `rubric` and `spent`.
+    is_comparing = False
     answers: Sequence[Judgement] = ()  # of a model, which judgements.jsonl keeps
 
     def __init__(self, batch: Batch) -> None:
@@ -38,7 +40,8 @@ class Judge(ABC):
 
     @abstractmethod
     def rewards(self) -> list[Reward]:
-        """A reward for each trajectory, in the same order; None with a reason for what cannot be scored."""
+        """A reward for each trajectory, in the same order, with the judge's key in score.judges as its name; None with a
+        reason for what cannot be scored."""
 
     def measured(self, scored: Sequence[Reward]) -> dict[str, float]:
         """What judge.json says of the judge; `scored` are the final rewards."""

@@ -139,8 +139,6 @@ class Chat:
         assert self.vision is not None  # `_render` has refused them otherwise
         return Prompt(*self.vision.expand(ids, messages, bytes_of, start))
 
-    outside_prompt_ids = prompt_ids  # the name for what came from outside, when that was rendered otherwise
-
     def completion_ids(self, message: Message) -> list[int]:
         """A scripted assistant's turn as a policy would sample it, including the end-of-turn token: [C] token ids."""
         return self.completion(message)[0]

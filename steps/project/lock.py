@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.core.yaml_text import read_mapping
 from steps.project.chain import SFT, START
 
@@ -88,7 +88,7 @@ def run_key(lock: Lock) -> str | None:
     """A hash that identifies a run: of the code, data and parameters that its first iteration reads, without files that the
     run itself makes. None before that iteration is complete.
     """
-    first = [f"{stage}@001" for stage in FIRST_OUTPUTS]
+    first = [f"{stage}@001" for stage in ITERATION_STAGES]
     if any(name not in lock for name in ("scenarios", "initialise", *first)):
         return None
     inputs: list[Any] = [[lock[name]["cmd"], lock[name].get("params")] for name in first]

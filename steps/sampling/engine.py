@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from steps.policy.machine import (
     return_memory,
     use_threads,
 )
-from steps.sampling import draws_cpu, episodes, pictures_engine, rivals, shards
+from steps.sampling import draws_cpu, episodes, pictures_engine, rivals
 from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
@@ -297,9 +296,9 @@ def turns(job: Job, stop: int) -> EngineSampler:
 def play(job: Job) -> list[Trajectory]:
     """The trajectories of all attempts of a job, in their order: one shard after another."""
     played: list[Trajectory] = []
-    for shard in shards.cut(job.attempts, job.limits.shards):
+    for shard in job.shards:
         with part(len(played), len(job.attempts)):
-            played += play_shard(replace(job, attempts=shard))
+            played += play_shard(shard)
     return played
 
 

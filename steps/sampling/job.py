@@ -1,10 +1,15 @@
-"""A batch of episodes to play: all that decides its bytes, and nothing of where it is played."""
+"""A batch of episodes to play: all that decides its bytes, and nothing of where it is played.
+
+The bytes of a sampled token depend on what is in the engine's batch beside it. A shard is such a batch, whole: its content
+decides its bytes, whichever engine plays it, and whether one engine plays all shards in turn or each has one of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
     from steps.core.params import Evaluate, Policy, Rollout
     from steps.sampling.rivals import Opponent
 
+    Attempt = tuple[Scenario, int]  # (scenario, number of the attempt)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -27,7 +34,7 @@ class Job:
     limits: Rollout | Evaluate
     adapter: Path | None  # None: the base model alone
     env: type[Env]
-    attempts: Sequence[tuple[Scenario, int]]  # (scenario, number of the attempt)
+    attempts: Sequence[Attempt]
     prefix: str  # of the trajectories' ids
     seed: int
     data: Any = None  # of the environment
@@ -36,6 +43,11 @@ class Job:
     opponent: Opponent | None = None  # on the other side of a game, in place of the scenarios' own
     task: str = ""  # its name, by which agents of one's own are found
     settings: BaseModel | None = None  # what the stage declares, of which a sampler of an add-on reads its own section
+
+    @property
+    def shards(self) -> list[Job]:
+        """The job in `limits.shards` parts."""
+        return [replace(self, attempts=attempts) for attempts in cut(self.attempts, self.limits.shards)]
 
     @cached_property
     def max_tokens(self) -> int:
@@ -46,3 +58,13 @@ class Job:
     def adapter_hash(self) -> str:
         """By which the trajectories name the policy."""
         return adapter.adapter_hash(self.adapter) if self.adapter is not None else "base"
+
+
+def cut(attempts: Sequence[Attempt], count: int) -> list[list[Attempt]]:
+    """The attempts in `count` parts of as many scenarios each, or one more; in their order, and a scenario's attempts
+    together. Fewer parts where there are fewer scenarios."""
+    groups = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt[0].id)]
+    count = max(1, min(count, len(groups)))
+    size, larger = divmod(len(groups), count)
+    starts = [place * size + min(place, larger) for place in range(count + 1)]
+    return [[attempt for group in groups[start:end] for attempt in group] for start, end in pairwise(starts)]

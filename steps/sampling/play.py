@@ -2,7 +2,7 @@
 
     play(Job(policy, limits, adapter, env, attempts, prefix, seed, data, …)) -> trajectories, in the order of the attempts
 
-The batch is cut into `limits.shards` (steps/sampling/shards.py), whose bytes are the same in this process and on a cluster.
+The batch is cut into `limits.shards` (steps/sampling/job.py), whose bytes are the same in this process and on a cluster.
 Servers need none: a turn's bytes there are its own (addons/fleet/servers.py).
 """
 

@@ -1,4 +1,5 @@
-"""MLflow's tracker for a flow: whatever MLflow does, training goes on, and waits for it no longer than PATIENCE.
+"""Trackers for a flow. Whatever MLflow does, training goes on, and waits for it no longer than PATIENCE; an add-on's
+tracker that raises gets nothing more (`Guarded`).
 
 A failure is logged once. An iteration that was not logged is tried again with a later one, and at the end; what is missing
 then is named, and `python -m steps.tracking` logs it. That command uses the tracker itself, whose errors end it.
@@ -6,15 +7,16 @@ then is named, and `python -m steps.tracking` logs it. That command uses the tra
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from steps.core.masking import masked
 from steps.core.params import Params
 from steps.tracking.system_metrics import Sample
-from steps.tracking.tracker import MlflowTracker
+from steps.tracking.tracker import Begin, MlflowTracker, Tracker
 
 PATIENCE = 60.0  # seconds that a run waits for one iteration, or for the end, to be logged
 PAUSE = 60.0  # seconds after a failure without another attempt
@@ -115,3 +117,34 @@ class LastingMlflow:
             if not self.running.is_alive():
                 return problems[0] if problems else None
         return TimeoutError(f"MLflow at {self.tracker.uri_shown} did not answer within {seconds:.0f} s")
+
+
+class Guarded:
+    """An add-on's tracker of a run that goes on: the first error that it raises is logged, and ends it, but not the run."""
+
+    def __init__(self, begin: Begin, run: MlflowTracker) -> None:
+        self.name, self.log_message = begin.__module__, run.log_message
+        self.tracker: Tracker | None = None
+        with self._guard():
+            self.tracker = begin(run, True)
+
+    def iteration(self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()) -> None:
+        """As Tracker.iteration, which raises nothing here."""
+        with self._guard():
+            if self.tracker is not None:
+                self.tracker.iteration(number, overhead_seconds, system)
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """As Tracker.finish, which raises nothing here."""
+        with self._guard():
+            if self.tracker is not None:
+                self.tracker.finish(status)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as problem:
+            self.tracker = None
+            reason = " ".join(f"{type(problem).__name__}: {problem}".split())
+            self.log_message(f"the tracker {self.name} has failed ({reason}); the run goes on without it")

@@ -15,7 +15,7 @@ from steps.analytics.tripwires import findings
 from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.policy.adapter import adapter_hash
 from steps.project import chain
 from steps.project.lock import Lock
@@ -50,7 +50,7 @@ class MeasuredRun:
             metrics |= named(json.loads(text))
         metrics |= self.evaluation("val", number, "evaluation")
         seconds = 0.0
-        for stage, output in FIRST_OUTPUTS.items():
+        for stage, output in ITERATION_STAGES.items():
             if text := self._read(f"{folder}/timings/{output}.json"):
                 measured = json.loads(text)  # what the stage measured itself, too: calls, retries, learning rate
                 seconds += measured["seconds"]

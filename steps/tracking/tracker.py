@@ -5,7 +5,7 @@ by hashes of entries of dvc.lock, so logging again, or continuing after an inter
 is .flywheel/mlflow.db and .flywheel/mlartifacts in the project, or what MLFLOW_TRACKING_URI names.
 
 Left out: trajectories and checkpoints (DVC keeps them; their md5s are logged as the run's inputs), and the content of files
-that git does not track. Other services, and traces of what the agent did, are add-ons' (`begun`). Everything logged is
+that git does not track. Other services, and traces of what the agent did, are add-ons' (`Begin`). Everything logged is
 masked (steps/core/masking.py), except the adapter's own files. After a plain `dvc repro`:
 
     python -m steps.tracking        # logs what chain.yaml, dvc.lock and run/ hold; the flow calls the same functions
@@ -25,7 +25,7 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.ports import every
 from steps.core.progress import say
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import origins, read_chain
@@ -57,6 +57,14 @@ class Tracker(Protocol):
 
     def finish(self, status: str = "FINISHED") -> None:
         """End the run. FINISHED logs the tests, too; FAILED and KILLED end it early, and suppress errors of their own."""
+
+
+class Begin(Protocol):
+    """What the port `tracker` brings. An add-on's tracker comes after MLflow's, which it may read."""
+
+    def __call__(self, run: MlflowTracker, is_live: bool, /) -> Tracker | None:
+        """The tracker of a run, or None where it is not switched on. `is_live`: the run goes on, and is not logged again
+        later; an error is then said and ends the tracker alone (steps/tracking/lasting.py)."""
 
 
 class MlflowTracker:
@@ -105,7 +113,7 @@ class MlflowTracker:
             if self.stopped:
                 return None
             lock = read_lock(self.root)
-            names = [f"{stage}@{number}" for stage in FIRST_OUTPUTS]
+            names = [f"{stage}@{number}" for stage in ITERATION_STAGES]
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.log_message(f"iteration {number} is not logged: {reason}")
                 return None
@@ -212,7 +220,7 @@ class MlflowTracker:
         """Find or create the parent run, once; returns why that cannot be done, if so."""
         if self.parent:
             return None
-        lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in FIRST_OUTPUTS]
+        lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in ITERATION_STAGES]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
         outputs = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}
@@ -292,13 +300,6 @@ class MlflowTracker:
         self.client.log_batch(self.parent.info.run_id, **batch(run, mirrored, step, {}, {}))
 
 
-def begun(run: MlflowTracker, is_live: bool) -> list[Tracker]:
-    """The add-ons' trackers of a run; `is_live`: it goes on, and is not logged again later. Each comes after MLflow's
-    tracker, which it may read, and raises nothing that an outage causes."""
-    made = [begin(run, is_live) for begin in every("tracker")]
-    return [tracker for tracker in made if tracker is not None]
-
-
 def title(params: Params) -> str:
     """A run's name: task and seed, then base model, judges and learning parameters where they are not the defaults."""
     usual = type(params)()
@@ -315,7 +316,7 @@ def log(root: Path, name: str = "") -> None:
     """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
     dotenv.load(root)
     tracker = MlflowTracker(root, name=name)
-    others = begun(tracker, is_live=False)
+    others = [other for begin in every("tracker") if (other := begin(tracker, False)) is not None]
     logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
     for other in others:
         for number in logged:

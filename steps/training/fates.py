@@ -31,7 +31,7 @@ FATES: tuple[Fate, ...] = get_args(Fate)
 TRAINED: tuple[Fate, ...] = ("gradient", "at_mean")
 CONSTRAINED: Fate = "constrained"
 WITHOUT_SIGNAL: tuple[Fate, ...] = ("unscored", "zero_variance", "truncated", CONSTRAINED)
-DROPPED = {  # why a sampled token is not trained on, by its fate
+DROPPED = {  # why no reward pushes a sampled token, by its fate
     "quarantined": "quarantined",
     "truncated": "masked",
     "unscored": "without_signal",

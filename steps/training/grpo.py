@@ -85,8 +85,8 @@ class Trainer(Trained):
         trust, divergence = TrustRegion(self.weights, settings.max_kl), None
         for number in range(planned):
             step = steps[number % len(steps)]
-            meters = [trust.add] if number else [trust.add, *checks]
-            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, meters)
+            observers = [trust.add] if number else [trust.add, *checks]
+            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, observers)
             gradient()
             if not number:  # no weight has changed yet
                 whole = [added(values) for values in zip(*gathered(sampler_check.sums), strict=True)]
@@ -129,9 +129,9 @@ class Trainer(Trained):
         settings: Update,
         bonus: entropy.EntropyBonus,
         reference: Reference | None,
-        meters: Sequence[Callable[..., None]],
+        observers: Sequence[Callable[..., None]],
     ) -> None:
-        """The gradient of this process's share of an optimiser step, and its metrics in `loss.meter`. Each of `meters` is
+        """The gradient of this process's share of an optimiser step, and its metrics in `loss.meter`. Each of `observers` is
         given the logprobs and the entropies [B, S] of a micro-batch that has a gradient, and the micro-batch."""
         import torch
 
@@ -145,8 +145,8 @@ class Trainer(Trained):
             if settings.beta and "ref_per_token_logps" not in batch:
                 batch["ref_per_token_logps"] = self._reference(packed, settings, reference, loss.temperature)
             self._accumulate(loss, batch, step, steps, bonus)
-            for meter in meters:
-                meter(loss.logps, loss.entropies, batch)
+            for observer in observers:
+                observer(loss.logps, loss.entropies, batch)
             del batch["packed"]  # large, and quick to make again for the next pass
         with torch.no_grad():
             for batch, packed in self._packed(step.others):
@@ -290,7 +290,7 @@ class Trainer(Trained):
         correction: Correction,
         steps: Sequence[OptimizerStep],
         temperature: float,
-        meters: Sequence[Callable[..., None]],
+        observers: Sequence[Callable[..., None]],
     ) -> None:
         """Correct the optimiser steps that are made with other weights than the present ones: all but the first, whose own
         forward pass has the old policy's logprobs."""
@@ -300,8 +300,8 @@ class Trainer(Trained):
             learning = {id(batch) for step in steps for batch in step.batches}
             for batch, packed in self._packed([batch for step in steps for batch in step.everything]):
                 old, entropies = self._pass(batch, packed, temperature)
-                for meter in meters if id(batch) in learning else ():
-                    meter(old, entropies, batch)
+                for observer in observers if id(batch) in learning else ():
+                    observer(old, entropies, batch)
                 correction.correct(batch, old)
 
     @staticmethod

@@ -150,7 +150,7 @@ def test_every_stage_is_among_them() -> None:
         ({"update": {"learning_rate": 0}}, "update.learning_rate: Input should be greater than 0 (it is 0)"),
         ({"train": {"iterations": 1000}}, "train.iterations: Input should be less than or equal to 999 (it is 1000)"),
         ({"score": {"judges": {"vibes": 1}}}, "score.judges.vibes is not a known key (known: criteria, rule, ruler)"),
-        ({"score": {"judges": {"rule": 0}}}, "score.judges: one of rule, criteria and ruler must be above 0"),
+        ({"score": {"judges": {"rule": 0}}}, "score.judges: one of rule, criteria, ruler must be above 0"),
         ({"score": {"judges": {"ruler": 1}}}, "score.ruler is needed with score.judges.ruler above 0"),
         (
             {"score": {"ruler": {"endpoint": {"model": "m"}}}},

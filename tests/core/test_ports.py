@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_a_manifest_that_says_nothing_is_named(folder: Path, text: str) -> None:
     (folder / "near/addon.toml").write_text(text)
     with pytest.raises(UserError, match=r"near/addon\.toml does not say what the add-on brings"):
         ports.addons()
+
+
+def test_a_misspelt_port_is_named(folder: Path) -> None:
+    (folder / "near/addon.toml").write_text('about = "It is near."\n[trackers]\ncomet = "addons.near.comet:begin"\n')
+    with pytest.raises(
+        UserError, match=r"near/addon\.toml names ports that there are not: trackers \(there: advantages, "
+    ):
+        ports.addons()
+
+
+def test_the_ports_are_those_that_the_docstring_lists() -> None:
+    assert set(re.findall(r"^    (\w+)  +\S", ports.__doc__ or "", re.MULTILINE)) == ports.PORTS
 
 
 def test_each_addon_has_a_manifest_and_each_object_is_there() -> None:

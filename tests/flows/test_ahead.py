@@ -19,7 +19,7 @@ from flows.repro.pipeline import Pipeline, StageFailed
 from flows.training import ahead
 from flows.training.ahead import Ahead, settle, worker
 from steps.core.params import Params
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.project.chain import iteration_name, write_chain
 from steps.runner import handover
 from tests.conftest import run
@@ -101,7 +101,7 @@ def trained(params: Params, is_beside: bool, last: int) -> None:
             if is_beside:
                 rollouts.begin(iteration)
                 rollouts.result(iteration)
-            for stage in list(FIRST_OUTPUTS)[is_beside:]:
+            for stage in list(ITERATION_STAGES)[is_beside:]:
                 pipeline.reproduce(f"{stage}@{number}")
     write_chain(last, 1, overlap)
     settle(last, params.train)
@@ -239,7 +239,7 @@ ORDERS = [
 
 @pytest.mark.parametrize("names", ORDERS)
 def test_a_lock_file_does_not_show_which_stage_ended_first(names: tuple[str, ...]) -> None:
-    order = [f"{stage}@{number}" for number in ("001", "002", "003") for stage in FIRST_OUTPUTS]
+    order = [f"{stage}@{number}" for number in ("001", "002", "003") for stage in ITERATION_STAGES]
     text = arranged(entries(*names, "test@base"), order, ["rollout@003"])
     wanted = ("scenarios", "rollout@001", "score@001", "update@001", "rollout@002", "score@002", "test@base")
     assert text == entries(*wanted)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import environments
 from steps.core import ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -48,11 +49,6 @@ LEVELS = {
         "supervised": 3,
     },
 }
-EXTENDS = {
-    "email_search_plus": "email_search",
-    "game_2048_whole": "game_2048",
-    "times_tables": "multiplication",
-}  # tasks
 RUNNERS = (*STAGES, "runner")  # rooms whose modules are run as stages
 
 
@@ -139,6 +135,13 @@ def layout_faults(root: Path) -> list[str]:
     return faults
 
 
+def extended(task: str) -> set[str]:
+    """The tasks whose classes a task's class extends; none of what is no task."""
+    tasks = {*environments.tasks()}
+    kinds = environments.load(task).__mro__ if task in tasks else ()
+    return {room_of(kind.__module__) for kind in kinds if kind.__module__.startswith("environments.")} & tasks - {task}
+
+
 def faults_of_tasks(root: Path) -> list[str]:
     """Imports of environments/ that make a task more than its folder: of what is shared, none of a task or a bridge; of a
     bridge, none of a task; of a task, none of a bridge, and of another task only where it extends that."""
@@ -149,7 +152,7 @@ def faults_of_tasks(root: Path) -> list[str]:
             continue
         for imported in sorted(imports(tree, names)):
             other = room_of(imported)
-            if not imported.startswith("environments.") or other in ("base", "kit", own, EXTENDS.get(own)):
+            if not imported.startswith("environments.") or other in ("base", "kit", own, *extended(own)):
                 continue
             faults.append(f"{importer} imports {imported}")
     return faults

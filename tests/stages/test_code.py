@@ -17,6 +17,7 @@ from steps.core.errors import UserError
 from steps.core.params import CodeParams, Policy, Update
 from tests.conftest import copy_project, environment
 from tests.project.test_dvc import STAGES, closure, module
+from tests.project.test_layout import extended
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "environments"
@@ -45,9 +46,8 @@ def test_a_task_has_its_own_module_and_what_that_imports() -> None:
 
 @pytest.mark.parametrize("task", environments.tasks())
 def test_a_task_has_no_file_of_another_but_of_one_that_it_imports(task: str) -> None:
-    extended = {"email_search_plus": "email_search", "game_2048_whole": "game_2048", "times_tables": "multiplication"}
-    folders = {file.partition("/")[0] for file in names(task) if "/" in file}
-    assert folders - {"kit", "bridges"} == {task, extended.get(task, task)}
+    own = {file.partition("/")[0].removesuffix(".py") for file in names(task)} & {*environments.tasks()}
+    assert own == {task, *extended(task)}
 
 
 def test_several_tasks_have_the_files_of_each() -> None:

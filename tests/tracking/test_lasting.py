@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from steps.core.errors import UserError
-from steps.tracking.lasting import LastingMlflow
+from steps.tracking.lasting import Guarded, LastingMlflow
 
 
 class FakeTracker:
@@ -106,3 +107,40 @@ def test_a_run_that_is_stopped_ends_soon(fake: FakeTracker, monkeypatch: pytest.
     mlflow.finish("KILLED")
     assert time.monotonic() - started < 30
     assert (fake.logged, lines) == ([] if hangs else ["KILLED"], [])
+
+
+@pytest.mark.parametrize("fails_at", ["begin", "iteration", "finish"])
+def test_an_addons_tracker_that_raises_ends_alone_and_says_so_once(fails_at: str) -> None:
+    calls, lines = list[str](), list[str]()
+
+    class Comet:
+        def iteration(self, number: str, overhead_seconds: float | None = None, system: Any = ()) -> None:
+            self.called("iteration")
+
+        def finish(self, status: str = "FINISHED") -> None:
+            self.called("finish")
+
+        def called(self, name: str) -> None:
+            calls.append(name)
+            if name == fails_at:
+                raise ValueError("no such\nproject")
+
+    def begin(run: Any, is_live: bool) -> Comet:
+        assert is_live
+        if fails_at == "begin":
+            raise ValueError("no such\nproject")
+        return Comet()
+
+    guarded = Guarded(begin, SimpleNamespace(log_message=lines.append))  # type: ignore[arg-type]
+    guarded.iteration("001")
+    guarded.iteration("002")
+    guarded.finish()
+    assert calls == {"begin": [], "iteration": ["iteration"], "finish": ["iteration", "iteration", "finish"]}[fails_at]
+    reason = "ValueError: no such project"
+    assert lines == [f"the tracker {__name__} has failed ({reason}); the run goes on without it"]
+
+
+def test_a_tracker_that_is_not_switched_on_gets_nothing() -> None:
+    guarded = Guarded(lambda run, is_live: None, SimpleNamespace(log_message=None))  # type: ignore[arg-type]
+    guarded.iteration("001")
+    guarded.finish()

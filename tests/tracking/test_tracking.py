@@ -25,7 +25,7 @@ from prefect.exceptions import TerminationSignal
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
 from steps.core.params import Update
-from steps.core.records import FIRST_OUTPUTS
+from steps.core.records import ITERATION_STAGES
 from steps.policy import adapter
 from steps.project.chain import read_chain
 from steps.project.git import git_state
@@ -115,7 +115,7 @@ class Project:
             metrics |= {"clip_ratio/region_mean": 0.01, "grad_norm": 1.5, "trained": 6, "quarantined": 0}
             (folder / "metrics.json").write_text(json.dumps(metrics))
             (folder / "timings").mkdir()
-            for stage, output in FIRST_OUTPUTS.items():
+            for stage, output in ITERATION_STAGES.items():
                 measured = {"stage": stage, "seconds": 2.0} | ({"learning_rate": 3e-06} if stage == "update" else {})
                 (folder / f"timings/{output}.json").write_text(json.dumps(measured))
 
@@ -129,7 +129,7 @@ class Project:
         }
         (self.root / "chain.yaml").write_text(yaml.safe_dump(chain | {"tested": {"base": "000", "best": numbers[-1]}}))
         names = ["scenarios", "initialise"]
-        names += [f"{stage}@{n}" for n in numbers for stage in FIRST_OUTPUTS if n != "000" or stage == "evaluate"]
+        names += [f"{stage}@{n}" for n in numbers for stage in ITERATION_STAGES if n != "000" or stage == "evaluate"]
         names += ["test@base", "test@best"]
         self.lock({name: self.entry(name, numbers) for name in names})
 

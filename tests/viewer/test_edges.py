@@ -15,9 +15,9 @@ import playwright
 import pytest
 
 from tests.viewer.test_pages import browse, make_run, scenario
-from viewer.pages import PAGES
+from viewer.pages import TEMPLATES
 
-STATIC = PAGES / "static"
+STATIC = TEMPLATES / "static"
 PHONE = 390  # pixels
 NODE = Path(playwright.__file__).parent / "driver" / "node"  # which runs the script here
 

@@ -781,7 +781,7 @@ def test_static_files_are_those_of_their_folder(client: TestClient) -> None:
 
 
 def test_pages_name_nothing_from_elsewhere() -> None:
-    for path in pages.PAGES.rglob("*.*"):
+    for path in pages.TEMPLATES.rglob("*.*"):
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"//[a-z]+\.|https?:|@import|url\(", text), path
         assert not re.search(r"<script(?! src)|\son[a-z]+=|\sstyle=|\|safe", text), path

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,6 @@ from steps.core.progress import progress, say
 from steps.kit.process import end, end_with_parent, start
 from steps.policy.loading import load_chat
 from steps.policy.pictures import check
-from steps.sampling import shards
 
 if TYPE_CHECKING:
     import subprocess
@@ -152,8 +150,7 @@ def play(job: Job) -> list[Trajectory]:
     batch of the gateway's, one after another."""
     if job.opponent is not None:
         raise UserError(f"rollout.opponent: {job.task} is an agent of your own, and no game; take it out")
-    parts = shards.cut(job.attempts, job.limits.shards)
-    return [trajectory for part in parts for trajectory in play_shard(replace(job, attempts=part))]
+    return [trajectory for shard in job.shards for trajectory in play_shard(shard)]
 
 
 def play_shard(job: Job) -> list[Trajectory]:

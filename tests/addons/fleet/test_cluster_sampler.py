@@ -12,9 +12,9 @@ import pytest
 
 from addons.fleet import cluster_sampler
 from addons.fleet.cluster_sampler import ClusterSampler
+from addons.fleet.shards import TRIES, Ready
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.sampling.shards import TRIES
 from steps.sampling.turns import Limits, Sampled
 
 
@@ -29,7 +29,6 @@ class FakeEngine:
         self.log, self.deaths, self.steps = log, deaths, 0
         self.waiting: list[list[Any]] = []
         self.batch = 0
-        self.is_ready, self.work = True, None
         self.handle = SimpleNamespace(sample=self.method(self.sample), step=self.method(self.step))
 
     @staticmethod
@@ -64,7 +63,9 @@ class FakeFleet:
         self.log: list[list[int]] = []
         self.engines = [FakeEngine(self.log, steps) for steps in deaths]
         self.members = {0: self.engines[0]}
-        self.begin = None
+
+    def idle(self) -> list[Ready]:
+        return [Ready(name) for name in self.members]
 
     def parcel(self, path: Path) -> list[str]:
         return [str(path), "hash", "content"]

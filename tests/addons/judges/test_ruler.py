@@ -423,7 +423,7 @@ def test_a_judge_that_loses_one_of_two_orders_leaves_a_pair_unscored() -> None:
     judge = judge_bias.Biased(BIASED["first"], refuses=True)
     made = judge_bias.group(1, [0.5, 0.6], [100, 100])
     ruled = Ruler(endpoint=Endpoint(model="m"), probes=0.0)
-    found = asyncio.run(ruler.Judge(judge, ruled, [], "").judge(made))  # type: ignore[arg-type]
+    found = asyncio.run(ruler.GroupJudge(judge, ruled, [], "").judge(made))  # type: ignore[arg-type]
     assert set(found.scores.values()) == {None}
     assert found.problem.endswith("1 of 2 orders could be used, which cannot tell an attempt's quality from its place")
 
@@ -458,10 +458,13 @@ def test_position_bias_and_tau_by_hand() -> None:
 
     told = {"scenario_id": "s", "judge": "j", "scores": {"a": 0.5, "b": 0.5}}
     biased = Judgement.model_validate(told | {"orders": (order("ab", 0.6, 0.4), order("ba", 0.6, 0.4))})
-    assert judge_report.position_bias(biased) == pytest.approx(0.2)
+    assert judge_report.report([biased], [])["position_bias"] == pytest.approx(0.2)
     fond_of_last = Judgement.model_validate(told | {"orders": (order("ab", 0.4, 0.7), order("ba", 0.5, 0.6))})
-    assert judge_report.position_bias(fond_of_last) == pytest.approx(-0.2)  # a: 0.4 first, 0.6 last; b: 0.5, 0.7
-    assert judge_report.position_bias(Judgement.model_validate(told | {"orders": (order("ab", 0.6, 0.4),)})) is None
+    assert judge_report.report([fond_of_last], [])["position_bias"] == pytest.approx(
+        -0.2
+    )  # a: 0.4 first, 0.6 last; b: 0.5, 0.7
+    single = Judgement.model_validate(told | {"orders": (order("ab", 0.6, 0.4),)})
+    assert "position_bias" not in judge_report.report([single], [])
 
     scores: dict[str, float | None] = {"a": 0.9, "b": 0.5, "c": 0.1, "d": None}
     assert judge_report.tau(scores, {"a": 2.0, "b": 1.0, "c": 0.0, "d": 9.0}) == pytest.approx(1.0)

@@ -20,7 +20,7 @@ from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
 from steps.core.errors import UserError
 from steps.core.params import Params
-from steps.core.records import FIRST_OUTPUTS, Trajectory, Turn, write_records
+from steps.core.records import ITERATION_STAGES, Trajectory, Turn, write_records
 from tests.conftest import ROOT, python, run
 
 EPISODES = Episodes(400, 3, 60, 80, "as given")
@@ -163,7 +163,7 @@ def test_the_last_run_gives_episodes_and_corrects_the_seconds(tmp_path: Path) ->
     ]
     whole = Trajectory(id="t", scenario_id="s", attempt=0, adapter_hash="h", turns=tuple(played), stop_reason="done")
     write_records([whole, whole.model_copy(update={"id": "u"})], folder / "trajectories.parquet")
-    for output in FIRST_OUTPUTS.values():
+    for output in ITERATION_STAGES.values():
         (folder / "timings" / f"{output}.json").write_text(json.dumps({"stage": output, "seconds": 3.0}))
     assert measured.last(tmp_path) is None  # dvc.lock does not say what made it
     recorded = yaml.safe_load((ROOT / "params.yaml").read_text())

@@ -1,45 +1,14 @@
-"""How a batch is cut into shards, and that each is played once, whatever becomes of engines."""
+"""Each shard is played once, whatever becomes of engines."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 
-from environments.base import Scenario
-from steps.core import progress
+from addons.fleet.shards import TRIES, Lost, Played, Ready, dispatch
 from steps.core.errors import UserError
-from steps.sampling.shards import TRIES, Lost, Played, Ready, cut, dispatch
-
-
-def attempts(scenarios: int, each: int) -> list[tuple[Scenario, int]]:
-    return [
-        (Scenario(id=f"s{number}", task="t", split="train", messages=[], data={}), attempt)
-        for number in range(scenarios)
-        for attempt in range(each)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("scenarios", "count", "sizes"),
-    [(16, 1, [16]), (16, 4, [4, 4, 4, 4]), (7, 3, [3, 2, 2]), (2, 5, [1, 1]), (1, 1, [1])],
-)
-def test_shards_are_as_even_as_they_can_be(scenarios: int, count: int, sizes: list[int]) -> None:
-    shards = cut(attempts(scenarios, 3), count)
-    assert [len(shard) for shard in shards] == [3 * size for size in sizes]
-    assert [attempt for shard in shards for attempt in shard] == attempts(scenarios, 3)  # in their order
-
-
-def test_a_scenarios_attempts_stay_together() -> None:
-    for shard in cut(attempts(5, 8), 3):
-        ids = [scenario.id for scenario, _ in shard]
-        assert all(ids.count(name) == 8 for name in ids)
-
-
-def test_nothing_is_cut_into_one_empty_shard() -> None:
-    assert cut([], 3) == [[]]
 
 
 class FakeEngines:
@@ -47,17 +16,20 @@ class FakeEngines:
 
     def __init__(self, engines: int, seed: int, deaths: int = 0, late: int = 0) -> None:
         self.random, self.deaths = random.Random(seed), deaths
-        self.joining: list[tuple[int, Hashable]] = [
+        self.joining: list[tuple[int, int]] = [
             (0 if place < engines - late else self.random.randint(1, 5), place) for place in range(engines)
         ]
         self.next, self.now = engines, 0
-        self.playing: dict[Hashable, tuple[int, int]] = {}  # engine -> (shard, moment when it ends)
-        self.idle: set[Hashable] = set()
+        self.playing: dict[int, tuple[int, int]] = {}  # engine -> (shard, moment when it ends)
+        self.free: set[int] = set()
         self.begun: list[int] = []
         self.unplayed: list[int] = []
 
-    def begin(self, engine: Hashable, shard: int) -> None:
-        self.idle.remove(engine)
+    def idle(self) -> list[Ready]:
+        return []
+
+    def begin(self, engine: int, shard: int) -> None:
+        self.free.remove(engine)
         self.begun.append(shard)
         self.playing[engine] = shard, self.now + self.random.randint(1, 4)
 
@@ -68,7 +40,7 @@ class FakeEngines:
         for moment, engine in list(self.joining):
             if moment <= self.now:
                 self.joining.remove((moment, engine))
-                self.idle.add(engine)
+                self.free.add(engine)
                 events.append(Ready(engine))
         for engine, (shard, end) in list(self.playing.items()):
             if self.deaths and self.random.random() < 0.3:
@@ -79,7 +51,7 @@ class FakeEngines:
                 events.append(Lost(engine, "it was killed"))
             elif end <= self.now:
                 del self.playing[engine]
-                self.idle.add(engine)
+                self.free.add(engine)
                 events.append(Played(engine, f"shard {shard}"))
         return events
 
@@ -97,15 +69,15 @@ def test_results_are_the_same_whatever_engines_there_are(engines: int, seed: int
 
 def test_an_engine_that_joins_late_gets_shards() -> None:
     class Late(FakeEngines):
-        def begin(self, engine: Hashable, shard: int) -> None:
+        def begin(self, engine: int, shard: int) -> None:
             super().begin(engine, shard)
             players.append(engine)
 
-    players: list[Hashable] = []
+    players: list[int] = []
     fakes = Late(1, 0)
-    fakes.joining.append((4, "late"))
+    fakes.joining.append((4, 77))
     dispatch(8, fakes)
-    assert {0, "late"} == set(players)
+    assert {0, 77} == set(players)
 
 
 def test_a_lost_shard_is_played_before_the_others() -> None:
@@ -124,11 +96,14 @@ def test_an_engine_that_always_dies_ends_the_stage_with_its_reason() -> None:
 
 def test_engines_that_never_start_end_the_stage_too() -> None:
     class Stillborn:
-        def begin(self, engine: Hashable, shard: int) -> None:
+        def idle(self) -> list[Ready]:
+            return []
+
+        def begin(self, engine: int, shard: int) -> None:
             raise AssertionError("no engine was ready")
 
         def news(self, unplayed: int) -> Iterable[Lost]:
-            return [Lost("x", "the memory ran out")]
+            return [Lost(1, "the memory ran out")]
 
     with pytest.raises(UserError, match="engines were lost, the last one because the memory ran out"):
         dispatch(2, Stillborn())
@@ -141,7 +116,7 @@ def test_a_shard_that_kills_its_engines_is_named() -> None:
         def news(self, unplayed: int) -> Iterable[Ready | Played | Lost]:
             for event in super().news(unplayed):
                 if isinstance(event, Played) and event.result == "shard 2":
-                    self.idle.discard(event.engine)
+                    self.free.discard(event.engine)
                     self.joining.append((self.now + 1, self.next))
                     self.next += 1
                     yield Lost(event.engine, "of an illegal instruction")
@@ -152,21 +127,12 @@ def test_a_shard_that_kills_its_engines_is_named() -> None:
         dispatch(40, Deadly(3, 5), tries=4)
 
 
-def test_progress_of_a_part_counts_in_the_whole() -> None:
-    heard: list[Any] = []
-    progress.report_to(heard.append)
-    try:
-        with progress.part(8, 16):
-            progress.progress(8, 8, "episodes")
-    finally:
-        progress.report_to(None)
-    assert heard == [{"progress": [16, 16, "episodes"]}]
+def test_engines_of_an_earlier_batch_begin_at_once() -> None:
+    class Kept(FakeEngines):
+        def idle(self) -> list[Ready]:
+            self.free.add(9)
+            return [Ready(9)]
 
-
-def test_turns_of_all_shards_are_counted_from_the_first_ones_beginning() -> None:
-    progress.take_measurements()
-    progress.measure_turns(100.0, {"a": [(0.0, 1.0, 2.0)]})
-    progress.measure_turns(103.5, {"b": [(0.0, 1.0, 2.0)]})
-    measured = progress.take_measurements()
-    assert measured.began == 100.0
-    assert measured.turns == {"a": [(0.0, 1.0, 2.0)], "b": [(3.5, 4.5, 5.5)]}
+    fakes = Kept(0, 0)
+    assert dispatch(2, fakes) == ["shard 0", "shard 1"]
+    assert fakes.unplayed[0] == 2

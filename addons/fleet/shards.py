@@ -1,26 +1,18 @@
-"""Shards: parts of a batch of episodes, each sampled apart from the others, and who plays which.
+"""Who plays which shard of a batch (Job.shards), where engines come and go.
 
-The bytes of a sampled token depend on what is in the engine's batch beside it. A shard is such a batch, whole: its content
-decides its bytes, whichever engine plays it, and whether one engine plays all shards in turn or each has one of its own.
-
-`dispatch` gives shards to engines that come and go. It knows nothing of what they are: addons/fleet/cluster.py has vLLM's
-on Ray, the tests have fakes.
+`dispatch` knows nothing of what they are: addons/fleet/cluster.py has vLLM's on Ray, the tests have fakes. Ray's own
+restarts would keep a shard for the engine that was lost with it, until that has room and its model again; here the next
+idle engine plays it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 from steps.core.errors import UserError
 from steps.core.progress import say
-
-if TYPE_CHECKING:
-    from environments.base import Scenario
-
-    Attempt = tuple[Scenario, int]  # (scenario, number of the attempt)
 
 TRIES = 5  # engines that may be lost with the same shard, or in a row before one is ready
 
@@ -28,27 +20,31 @@ TRIES = 5  # engines that may be lost with the same shard, or in a row before on
 class Ready(NamedTuple):
     """An engine takes a shard."""
 
-    engine: Hashable
+    engine: int
 
 
 class Played(NamedTuple):
     """An engine has played its shard, and takes another."""
 
-    engine: Hashable
+    engine: int
     result: Any
 
 
 class Lost(NamedTuple):
     """An engine has gone, whether it had a shard or not."""
 
-    engine: Hashable
+    engine: int
     reason: str
 
 
 class Engines(Protocol):
     """Where shards are played."""
 
-    def begin(self, engine: Hashable, shard: int) -> None:
+    def idle(self) -> list[Ready]:
+        """The engines that are ready at once."""
+        ...
+
+    def begin(self, engine: int, shard: int) -> None:
         """Have an engine that is ready play a shard."""
 
     def news(self, unplayed: int) -> Iterable[Ready | Played | Lost]:
@@ -57,27 +53,18 @@ class Engines(Protocol):
         ...
 
 
-def cut(attempts: Sequence[Attempt], count: int) -> list[list[Attempt]]:
-    """The attempts in `count` parts of as many scenarios each, or one more; in their order, and a scenario's attempts
-    together. Fewer parts where there are fewer scenarios."""
-    groups = [list(group) for _, group in groupby(attempts, key=lambda attempt: attempt[0].id)]
-    count = max(1, min(count, len(groups)))
-    size, larger = divmod(len(groups), count)
-    starts = [place * size + min(place, larger) for place in range(count + 1)]
-    return [[attempt for group in groups[start:end] for attempt in group] for start, end in pairwise(starts)]
-
-
 def dispatch(count: int, engines: Engines, tries: int = TRIES) -> list[Any]:
     """The results of `count` shards, in their order. A shard whose engine is lost is played by another, before all others.
 
     UserError where `tries` engines are lost with one shard, or in a row before any was ready.
     """
     waiting, results = deque(range(count)), dict[int, Any]()
-    idle = dict[Hashable, None]()  # in the order in which they became ready
-    playing = dict[Hashable, int]()
+    idle = dict[int, None]()  # in the order in which they became ready
+    playing = dict[int, int]()
     losses, in_a_row = Counter[int](), 0
-    while len(results) < count:
-        for event in engines.news(count - len(results)):
+    events: Iterable[Ready | Played | Lost] = engines.idle()
+    while True:
+        for event in events:
             if isinstance(event, Lost):
                 idle.pop(event.engine, None)
                 shard = playing.pop(event.engine, None)
@@ -96,9 +83,11 @@ def dispatch(count: int, engines: Engines, tries: int = TRIES) -> list[Any]:
                     results[playing.pop(event.engine)] = event.result
                 in_a_row = 0
                 idle[event.engine] = None
+        if len(results) == count:
+            return [results[shard] for shard in range(count)]
         while idle and waiting:
             engine = next(iter(idle))
             del idle[engine]
             playing[engine] = waiting.popleft()
             engines.begin(engine, playing[engine])
-    return [results[shard] for shard in range(count)]
+        events = engines.news(count - len(results))
