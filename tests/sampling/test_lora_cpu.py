@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from vllm.lora.layers import LoRAMapping
 
-from steps.sampling.lora_cpu import OneAdapter
+if TYPE_CHECKING:
+    from steps.sampling.lora_cpu import OneAdapter
 
 RANK, HIDDEN, VOCABULARY = 16, 128, 2340
 
@@ -21,6 +21,10 @@ def rows(request: pytest.FixtureRequest) -> int:
 
 def wrapper(rows: int, monkeypatch: pytest.MonkeyPatch, enabled: bool, is_prefill: bool) -> OneAdapter:
     """The wrapper before a batch whose rows all have the adapter in slot 0."""
+    from vllm.lora.layers import LoRAMapping
+
+    from steps.sampling.lora_cpu import OneAdapter
+
     monkeypatch.setattr(OneAdapter, "enabled", enabled)
     made = OneAdapter(rows, rows, "cpu")
     mapping = LoRAMapping(index_mapping=(1,) * rows, prompt_mapping=(1,) * rows, is_prefill=is_prefill)

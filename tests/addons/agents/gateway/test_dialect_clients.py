@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 from pydantic import BaseModel
 
 from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.types import BadRequest
 from tests.support.canned_gateway import ARGUMENTS, WORDS, CannedGateway, choice, reply
+
+if TYPE_CHECKING:  # where they are used: each process of `pytest -n` imports all test modules
+    import anthropic
+    import openai
 
 TOOL = {"name": "search", "description": "Find mails.", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOL: Any = {"type": "function", "function": TOOL}
@@ -29,11 +31,15 @@ class City(BaseModel):
 
 
 def of_openai(gateway: CannedGateway) -> openai.OpenAI:
+    import openai
+
     http = httpx2.Client(transport=gateway.transport())
     return openai.OpenAI(base_url="http://gateway/v1", api_key="key", http_client=http, max_retries=0)
 
 
 def of_anthropic(gateway: CannedGateway) -> anthropic.Anthropic:
+    import anthropic
+
     http = httpx2.Client(transport=gateway.transport())
     return anthropic.Anthropic(base_url="http://gateway", api_key="key", http_client=http, max_retries=0)
 
@@ -75,6 +81,8 @@ def test_chat_with_several_answers_calls_reasoning_and_logprobs(streams: bool) -
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_chat_parses_an_answer_into_the_clients_class(streams: bool) -> None:
+    import openai
+
     gateway = answering(choice('{"name": "Lima"}'))
     chat = of_openai(gateway).chat.completions
     if streams:
@@ -217,6 +225,9 @@ def test_messages_parse() -> None:
 
 
 def test_asynchronous_clients_read_the_same_streams() -> None:
+    import anthropic
+    import openai
+
     gateway = answering(choice(calls=2))
     http = httpx2.AsyncClient(transport=gateway.transport())
     one = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="key", http_client=http)
@@ -237,6 +248,9 @@ def test_asynchronous_clients_read_the_same_streams() -> None:
 
 
 def test_a_refusal_reaches_the_client_as_its_own_error() -> None:
+    import anthropic
+    import openai
+
     gateway = answering()
     image: Any = [{"type": "image_url", "image_url": {"url": "data:"}}]
     with pytest.raises(openai.BadRequestError) as caught:
@@ -255,6 +269,8 @@ def test_a_refusal_reaches_the_client_as_its_own_error() -> None:
 
 def test_an_error_in_a_stream_reaches_the_client() -> None:
     """After the first bytes there is no status left; each client raises from the event."""
+    import anthropic
+    import openai
 
     def broken(request: httpx2.Request) -> httpx2.Response:
         problem = BadRequest("The engine is gone.")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic.types
-import openai.types.chat
-import openai.types.responses
 import pydantic
 import pytest
 
@@ -16,13 +13,6 @@ from addons.agents.gateway.events import KEEP_ALIVE
 from addons.agents.gateway.types import BadRequest, Choice
 from tests.support.canned_gateway import choice, reply
 
-EVENT: Any = openai.types.responses.ResponseStreamEvent
-TYPES: dict[Any, tuple[Any, Any]] = {  # of an answer, and of an event of its stream
-    chat: (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk),
-    completions: (openai.types.Completion, openai.types.Completion),
-    responses: (openai.types.responses.Response, EVENT),
-    messages: (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
-}
 BODIES: list[dict[str, Any]] = [
     {},
     {"logprobs": True, "stream_options": {"include_usage": True}, "thinking": {"type": "adaptive"}},
@@ -34,6 +24,22 @@ CHOICES = [
     choice("", finish_reason="length", tokens=()),
     choice("Hm", stop="\n"),
 ]
+
+
+def types_of(dialect: Any) -> tuple[Any, Any]:
+    """The official types of an answer, and of an event of its stream."""
+    import anthropic.types
+    import openai.types.chat
+    import openai.types.responses
+
+    event: Any = openai.types.responses.ResponseStreamEvent
+    types: dict[Any, tuple[Any, Any]] = {
+        chat: (openai.types.chat.ChatCompletion, openai.types.chat.ChatCompletionChunk),
+        completions: (openai.types.Completion, openai.types.Completion),
+        responses: (openai.types.responses.Response, event),
+        messages: (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
+    }
+    return types[dialect]
 
 
 def parsed(text: str) -> list[tuple[str | None, dict[str, Any]]]:
@@ -50,9 +56,9 @@ def parsed(text: str) -> list[tuple[str | None, dict[str, Any]]]:
 
 @pytest.mark.parametrize("made", CHOICES)
 @pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("dialect", TYPES)
+@pytest.mark.parametrize("dialect", [chat, completions, responses, messages])
 def test_answers_and_events_are_of_the_official_types(dialect: Any, body: dict[str, Any], made: Choice) -> None:
-    whole, part = TYPES[dialect]
+    whole, part = types_of(dialect)
     rendered = json.dumps(dialect.render(reply(made), body), allow_nan=False)
     whole.model_validate_json(rendered)
     text = "".join(dialect.events(reply(made), body))
