@@ -23,7 +23,7 @@ from pydantic import BaseModel
 import environments
 from steps.core import ports
 from steps.core.params import Params
-from tests.project.test_layout import ROOT, imports, imports_of_addons, modules, without_types
+from tests.project.test_layout import ROOT, imports, imports_of_addons, modules
 
 MAIN_JOB = (
     "flows.train",
@@ -57,7 +57,7 @@ def lines_of(module: str, root: Path = ROOT) -> int:
 
 def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
     """The modules that these import, directly or not, and themselves."""
-    graph = {name: imports(without_types(tree), names) for name, tree in names.items()}
+    graph = {name: imports(tree, names, types=False) for name, tree in names.items()}
     seen, queue = set[str](), [name for name in starts if name in names]
     while queue:
         if (name := queue.pop()) not in seen:
@@ -69,8 +69,9 @@ def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
 def with_ports(job: set[str], names: dict[str, ast.Module]) -> set[str]:
     """The same, with what add-ons bring to the ports of which these modules ask for all, and to params.yaml."""
     while True:
-        calls = (node for name in job for node in ast.walk(names[name]) if isinstance(node, ast.Call))
-        asked = [call.args[0] for call in calls if call.args and ast.unparse(call.func).split(".")[-1] == "every"]
+        calls = (node for name in job for node in ast.walk(names[name]) if isinstance(node, ast.Call) and node.args)
+        named = ((getattr(call.func, "id", getattr(call.func, "attr", "")), call.args[0]) for call in calls)
+        asked = [port for function, port in named if function == "every"]
         wanted = {"section", *(ast.literal_eval(port) for port in asked if isinstance(port, ast.Constant))}
         places = [addon.brings.get(port, {}).values() for addon in ports.addons() for port in wanted]
         more = reached([*job, *(place.partition(":")[0] for some in places for place in some)], names)
@@ -107,8 +108,8 @@ def long_signatures(names: dict[str, ast.Module]) -> list[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 count = len([each for each in given if each.arg not in ("self", "cls")])
-                is_stage = any(ast.unparse(each.annotation) in ("Input", "Output") for each in given if each.annotation)
-                if count > MOST_ARGUMENTS and not is_stage:
+                kinds = (ast.unparse(each.annotation) for each in given if each.annotation)
+                if count > MOST_ARGUMENTS and not {"Input", "Output"} & set(kinds):
                     result.append(f"{name}.{node.name}: {count} arguments")
     return result
 

@@ -6,11 +6,11 @@ Each rule is a function that returns what breaks it, so that further tests can f
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -71,37 +71,53 @@ def parsed(root: Path) -> dict[str, ast.Module]:
     return {module_of(path, root): ast.parse(path.read_text(), str(path)) for path in files}
 
 
-def imports(tree: ast.Module, names: dict[str, ast.Module], at_import: bool = False) -> set[str]:
-    """The project's modules that a module imports anywhere in it, or only those that it imports when it is imported."""
+class Import(NamedTuple):
+    """An import as a module has it: of a module, and what is taken from it."""
+
+    module: str
+    names: tuple[str, ...]
+    is_typing: bool  # under `if TYPE_CHECKING:`, where it never runs
+    is_late: bool  # in a function, where it runs when that is called
+
+
+def imports(tree: ast.Module, names: dict[str, ast.Module], types: bool = True, late: bool = True) -> set[str]:
+    """The project's modules that a module imports; without `types` not for types alone, without `late` not in functions."""
     imported = set[str]()
-    for module, aliases in written(tree, at_import):
-        submodules = {f"{module}.{alias}" for alias in aliases} & names.keys()
-        imported |= submodules or {module}
+    for each in written(tree):
+        if (types or not each.is_typing) and (late or not each.is_late):
+            submodules = {f"{each.module}.{name}" for name in each.names} & names.keys()
+            imported |= submodules or {each.module}
     return imported & names.keys()
 
 
 @functools.cache
-def written(tree: ast.Module, at_import: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The imports of a module as it has them: a module, and what is taken from it."""
-    pairs = list[tuple[str, tuple[str, ...]]]()
-    for node in running(tree) if at_import else ast.walk(tree):
-        match node:
-            case ast.Import(names=aliases):
-                pairs += ((alias.name, ()) for alias in aliases)
-            case ast.ImportFrom(module=str(module), names=aliases, level=0):
-                pairs.append((module, tuple(alias.name for alias in aliases)))
-    return tuple(pairs)
+def written(tree: ast.Module) -> tuple[Import, ...]:
+    """The imports of a module."""
+    found, waiting = list[Import](), [(tree.body, False, False)]
+    while waiting:
+        nodes, is_typing, is_late = waiting.pop()
+        for node in nodes:
+            match node:
+                case ast.Import(names=aliases):
+                    found += (Import(alias.name, (), is_typing, is_late) for alias in aliases)
+                case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                    found.append(Import(module, tuple(alias.name for alias in aliases), is_typing, is_late))
+                case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                    waiting += [(node.body, True, is_late), (node.orelse, is_typing, is_late)]
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    waiting.append((node.body, is_typing, True))
+                case _:
+                    waiting += ((part, is_typing, is_late) for part in statements(node))
+    return tuple(found)
 
 
-def running(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: neither bodies of functions nor `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from running(child)
+def statements(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a statement, such as the two of an `if`."""
+    for field in ("body", "orelse", "finalbody"):
+        if isinstance(inner := getattr(node, field, None), list):
+            yield inner
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield part.body
 
 
 def room_of(module: str) -> str:
@@ -169,7 +185,7 @@ def imports_of_addons(root: Path) -> set[str]:
 def circles(root: Path) -> list[str]:
     """A circle of imports between modules, wherever they import; types alone (`if TYPE_CHECKING:`) excepted."""
     names = modules(root)
-    graph = {name: imports(without_types(tree), names) - {name} for name, tree in names.items()}
+    graph = {name: imports(tree, names, types=False) - {name} for name, tree in names.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -184,19 +200,6 @@ def undeclared(root: Path, needs: dict[str, set[str]]) -> set[str]:
     of_addons = [(name, other) for name, other in pairs if name.startswith("addons.") and other.startswith("addons.")]
     allowed = {room: {"", room} | others for room, others in needs.items()}
     return {f"{name}->{other}" for name, other in of_addons if room_of(other) not in allowed.get(room_of(name), {""})}
-
-
-@functools.cache
-def without_types(tree: ast.Module) -> ast.Module:
-    """A copy of the tree without `if TYPE_CHECKING:`, whose imports never run."""
-
-    class Remover(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | list[ast.AST]:
-            self.generic_visit(node)
-            typing = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-            return list(node.orelse) if typing else node
-
-    return Remover().visit(copy.deepcopy(tree))
 
 
 def test_no_room_imports_upwards_or_sideways() -> None:
