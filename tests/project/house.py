@@ -24,6 +24,7 @@ import environments
 from steps.core import ports
 from steps.core.params import Params
 from tests.project.test_layout import ROOT, imports, imports_of_addons, modules
+from tests.support.sources import nodes
 
 MAIN_JOB = (
     "flows.train",
@@ -69,7 +70,7 @@ def reached(starts: Iterable[str], names: dict[str, ast.Module]) -> set[str]:
 def with_ports(job: set[str], names: dict[str, ast.Module]) -> set[str]:
     """The same, with what add-ons bring to the ports of which these modules ask for all, and to params.yaml."""
     while True:
-        calls = (node for name in job for node in ast.walk(names[name]) if isinstance(node, ast.Call) and node.args)
+        calls = (node for name in job for node in nodes(names[name]) if isinstance(node, ast.Call) and node.args)
         named = ((getattr(call.func, "id", getattr(call.func, "attr", "")), call.args[0]) for call in calls)
         asked = [port for function, port in named if function == "every"]
         wanted = {"section", *(ast.literal_eval(port) for port in asked if isinstance(port, ast.Constant))}
@@ -104,7 +105,7 @@ def long_signatures(names: dict[str, ast.Module]) -> list[str]:
     """Functions with more than MOST_ARGUMENTS arguments, stages excepted: theirs are options of a command."""
     result = []
     for name, tree in names.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 count = len([each for each in given if each.arg not in ("self", "cls")])

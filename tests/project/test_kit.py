@@ -5,10 +5,13 @@ socket, speaks HTTP or is ASGI middleware. `subprocess.run` waits for a command'
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
@@ -62,6 +65,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
             yield from running(child)
 
 
+@functools.cache
 def mechanisms(tree: ast.Module) -> set[str]:
     """What a module has of its own."""
     has = set[str]()
@@ -98,7 +102,7 @@ def outside_kit(root: Path) -> set[tuple[str, str]]:
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root).as_posix()
             if name.startswith(SANDBOX) or not name.startswith(KITS):
-                pairs |= {(name, each) for each in mechanisms(ast.parse(path.read_text(), name))}
+                pairs |= {(name, each) for each in mechanisms(parsed(path))}
     return pairs
 
 
@@ -113,7 +117,7 @@ def test_every_exception_is_one_and_says_why() -> None:
 
 def test_the_kits_have_each_mechanism() -> None:
     """Else this page would look for what nobody does."""
-    trees = [ast.parse(path.read_text()) for kit in KITS for path in (ROOT / kit).glob("*.py")]
+    trees = [parsed(path) for kit in KITS for path in (ROOT / kit).glob("*.py")]
     assert set().union(*map(mechanisms, trees)) == {"process", "prctl", "lock", "socket", "http", "middleware"}
 
 

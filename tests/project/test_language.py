@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.sources import parsed
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PRODUCT = ("steps", "addons", "flows", "viewer", "environments", "benchmarks")
 NAMELESS = {"one", "ones", "found", "said", "told", "known"}  # as names of variables, arguments or functions
@@ -41,7 +43,7 @@ def language_faults(root: Path) -> list[str]:
     faults = []
     for path in sorted(path for folder in PRODUCT for path in (root / folder).rglob("*.py")):
         text, place = path.read_text(), path.relative_to(root).as_posix()
-        faults += [f"{place}:{line}: {name}" for line, name in bindings(ast.parse(text)) if name.strip("_") in NAMELESS]
+        faults += [f"{place}:{line}: {name}" for line, name in bindings(parsed(path)) if name.strip("_") in NAMELESS]
         faults += [
             f"{place}:{number}: {phrase[0]}"
             for number, line in enumerate(text.splitlines(), 1)

@@ -16,6 +16,7 @@ import pytest
 
 import environments
 from steps.core import ports
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
@@ -58,17 +59,8 @@ def module_of(path: Path, root: Path) -> str:
 
 def modules(root: Path) -> dict[str, ast.Module]:
     """Name -> syntax tree of every module of the project."""
-    return parsed_once() if root == ROOT else parsed(root)
-
-
-@functools.cache
-def parsed_once() -> dict[str, ast.Module]:
-    return parsed(ROOT)
-
-
-def parsed(root: Path) -> dict[str, ast.Module]:
     files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
-    return {module_of(path, root): ast.parse(path.read_text(), str(path)) for path in files}
+    return {module_of(path, root): parsed(path) for path in files}
 
 
 class Import(NamedTuple):

@@ -6,6 +6,7 @@ Each rule is a function that returns what breaks it, so that a second test can f
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("flows", "steps", "environments", "viewer", "addons")
@@ -83,15 +86,20 @@ def modules(root: Path) -> Iterator[tuple[str, str, ast.Module]]:
     """Package, path from the root, and syntax tree of each module of the project."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            yield package, path.relative_to(root).as_posix(), ast.parse(path.read_text(), str(path))
+            yield package, path.relative_to(root).as_posix(), parsed(path)
+
+
+@functools.cache
+def imports(tree: ast.Module) -> frozenset[str]:
+    """Full names that a module imports, wherever in it."""
+    return frozenset(name for node in ast.walk(tree) for name in imported(node))
 
 
 def upward_imports(root: Path) -> list[str]:
     broken = []
     for package, path, tree in modules(root):
         forbidden = FORBIDDEN[package] | (set() if path in MAY_IMPORT_MLFLOW else {"mlflow"})
-        names = {name for node in ast.walk(tree) for name in imported(node)}
-        broken += [f"{path} imports {name}" for name in sorted(names) if name.split(".")[0] in forbidden]
+        broken += [f"{path} imports {name}" for name in sorted(imports(tree)) if name.split(".")[0] in forbidden]
     return broken
 
 
@@ -177,8 +185,7 @@ def dependency_faults(imports: set[str], declared: set[str], distributions: Mapp
 
 
 def test_what_is_imported_is_declared_and_nothing_else() -> None:
-    trees = [tree for _, _, tree in modules(ROOT)]
-    imports = {name.partition(".")[0] for tree in trees for node in ast.walk(tree) for name in imported(node)}
+    names = {name.partition(".")[0] for _, _, tree in modules(ROOT) for name in imports(tree)}
     texts = [
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["cpu"],
@@ -188,7 +195,7 @@ def test_what_is_imported_is_declared_and_nothing_else() -> None:
     ]
     declared = {str(canonicalize_name(Requirement(text).name)) for text in texts} - UNIMPORTED.keys()
     ours = {*PACKAGES, "benchmarks", "tests", *sys.stdlib_module_names}
-    assert dependency_faults(imports - ours, declared, packages_distributions()) == []
+    assert dependency_faults(names - ours, declared, packages_distributions()) == []
 
 
 def test_the_rule_of_dependencies_can_fail() -> None:
