@@ -19,17 +19,7 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")  # one name in each family
-KINDS = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "mixtral",
-    "deepseek_v3",
-    "kimi_k2",
-)  # model_type
+KINDS = "llama mistral qwen2 qwen3 qwen2_moe qwen3_moe mixtral deepseek_v3 kimi_k2".split()  # model_type
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 LARGEST = 2**21  # width, layers or vocabulary above which a config.json is not believed
 

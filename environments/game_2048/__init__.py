@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 from environments.game_2048 import rules
+from environments.kit.scenarios import shuffled
 
 IDLE_TURNS = 4  # turns in a row without a move end the game; a player who sees the board needs at most three
 WIN = 1.0  # in the mode "win" only the target counts in full
@@ -99,7 +100,7 @@ class Game2048(Env):
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
         scenarios: list[Scenario] = []
-        for number in Random(f"{split} {seed}").sample(range(SEEDS), SEEDS if count <= SEEDS else 0):
+        for number in shuffled(Random(f"{split} {seed}"), SEEDS if count <= SEEDS else 0):
             if len(scenarios) == count:
                 break
             if cls.split_of(data, number) == split and cls.is_winnable(data, number):

@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -46,7 +46,10 @@ def swipe(board: Board, direction: Direction) -> tuple[Board, int]:
 
 
 def legal(board: Board) -> list[Direction]:
-    return [direction for direction in DIRECTIONS if swipe(board, direction)[0] != board]
+    columns: Board = tuple(zip(*board, strict=True))
+    sides = ((slide, columns), (slide_back, columns), (slide, board), (slide_back, board))  # in DIRECTIONS' order
+    changes = (any(move(line)[0] != line for line in lines) for move, lines in sides)
+    return [direction for direction, is_changed in zip(DIRECTIONS, changes, strict=True) if is_changed]
 
 
 def largest(board: Board) -> int:
@@ -67,6 +70,7 @@ def spawn(board: Board, number: int, seed: int) -> Board:
     return put(board, *rng.choice(empty_cells(board)), 4 if rng.random() < FOURS else 2)
 
 
+@lru_cache(1 << 14)
 def start(seed: int, opening: int = 0, size: int = 4) -> Board:
     """A board with two tiles after `opening` random moves, or fewer if no move is left."""
     empty = ((0,) * size,) * size

@@ -20,6 +20,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Component, Message, Outcome, Scenario, Split, tool
+from environments.kit.scenarios import shuffled
 from environments.kit.two_sided import WAITING, TwoSided, early
 from environments.tic_tac_toe import rules
 
@@ -112,7 +113,7 @@ class TicTacToe(TwoSided):
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
         scenarios: list[Scenario] = []
-        for number in Random(f"{split} {seed}").sample(range(SEEDS), SEEDS if count <= SEEDS else 0):
+        for number in shuffled(Random(f"{split} {seed}"), SEEDS if count <= SEEDS else 0):
             if len(scenarios) == count:
                 break
             if base.split_of(f"tic_tac_toe {number}") == split:

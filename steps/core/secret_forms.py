@@ -214,24 +214,7 @@ def keys(text: str) -> Iterator[tuple[int, int]]:
     yield from (match.span() for match in PEM.finditer(text))
 
 
-NOUNS = (
-    "token",
-    "key",
-    "secret",
-    "credential",
-    "clé",
-    "llave",
-    "schlüssel",
-    "chave",
-    "ключ",
-    "токен",
-    "密钥",
-    "秘钥",
-    "トー",
-    "키",
-    "토큰",
-    "login",
-)
+NOUNS = "token key secret credential clé llave schlüssel chave ключ токен 密钥 秘钥 トー 키 토큰 login".split()
 
 
 def _in_word(text: str, start: int, word: str, again: Callable[[str], str]) -> Iterator[tuple[int, int]]:
