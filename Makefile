@@ -199,17 +199,17 @@ test: dev  ## run make check and all tests (ARGS="-k name")
 	@$(RUN) python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
 	$(CHECK) || { kill $$compiling 2>/dev/null; exit 1; }; wait $$compiling || true
 	@echo "test: pytest"
-	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 3 $(ARGS)
+	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false $(RUN) python -m pytest -n 3 $(ARGS)
 
 # Each part runs whether or not another fails. Like CHECK, BY_NIGHT does not name MAKE in a line of its own.
 BY_NIGHT = $(MAKE) --no-print-directory
 nightly: dev  ## what make test leaves out: tests/NIGHTLY.md, make faults, make fuzz; hours (ARGS="-k name": of the tests alone)
-	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
+	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false $(RUN) python -m pytest -n 2 -m nightly $(ARGS) || failed=1; \
 	$(if $(ARGS),,$(BY_NIGHT) faults || failed=1; $(BY_NIGHT) fuzz || failed=1;) [ -z "$$failed" ]
 
 coverage: dev  ## say which lines and branches of the product tests reach (ARGS="tests/judging": some tests alone)
 	@rm -rf .flywheel/coverage
-	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 $(RUN) python -m coverage run -m pytest -n 2 $(ARGS) || failed=1; \
+	@failed=; OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false $(RUN) python -m coverage run -m pytest -n 2 $(ARGS) || failed=1; \
 	$(RUN) python -m coverage combine --quiet && $(RUN) python -m coverage html --quiet && \
 		$(RUN) python -m coverage report --skip-covered && [ -z "$$failed" ]
 

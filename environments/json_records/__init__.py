@@ -57,7 +57,8 @@ class JsonRecords(Env):
         draw = Random(f"{split} {seed}")
         kinds = list(SENTENCES)
         chosen: dict[str, Scenario] = {}
-        for _ in range(min(TRIES * count, 10**6)):
+        most = len({*data["name"]}) * sum(split_of(city) == split for city in {*data["city"]})
+        for _ in range(min(TRIES * count, 10**6) if count <= most else 0):
             if len(chosen) == count:
                 break
             values: Record = {key: draw.choice(data[key]) for key in ("name", "city", "job")}
@@ -68,7 +69,8 @@ class JsonRecords(Env):
                 chosen[who] = scenario(split, {key: values[key] for key in keys})
         if len(chosen) < count:
             raise ValueError(
-                f"{count} scenarios need as many pairs of a name and a city, and {split} gave {len(chosen)}: ask for fewer"
+                f"{count} scenarios need as many pairs of a name and a city, and {split} has {most} and gave {len(chosen)}: "
+                "ask for fewer"
             )
         return list(chosen.values())
 

@@ -7,6 +7,7 @@ seed. Left out: scenarios that a model writes (addons/supervised/generate.py).
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import operator
 import typing
@@ -103,8 +104,12 @@ def _spread(rng: Random, items: Sequence[T], count: int, group: Callable[[T], st
     for item in rng.sample(items, len(items)):
         left.setdefault(group(item), []).append(item)
     chosen: list[T] = []
+    queue = [(turns.get(name, 0), place, name) for place, name in enumerate(left)]
+    heapq.heapify(queue)
     for _ in range(count):
-        name = min((name for name in left if left[name]), key=lambda name: turns.get(name, 0))
+        given, place, name = heapq.heappop(queue)
         chosen.append(left[name].pop())
-        turns[name] = turns.get(name, 0) + 1
+        turns[name] = given + 1
+        if left[name]:
+            heapq.heappush(queue, (given + 1, place, name))
     return chosen

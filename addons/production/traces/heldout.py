@@ -120,11 +120,11 @@ class NearTexts:
             self.add(text, owner)
 
     def add(self, text: str, owner: str, group: Hashable = None) -> None:
-        grams = grams_of(text)
+        grams, figures = grams_of(text), numbers(text)
         for gram in self._rarest(grams):
-            self.places[group, numbers(text), gram].append(len(self.texts))
+            self.places[group, figures, gram].append(len(self.texts))
         self.texts.append((text, grams, owner))
-        self.lengths[group, numbers(text)].add(len(text.split()))
+        self.lengths[group, figures].add(len(text.split()))
 
     def find(self, text: str, group: Hashable = None) -> str | None:
         """The owner of the first text added that is near this one."""
