@@ -111,11 +111,7 @@ class Plan(NamedTuple):
 
 
 def planned(
-    batch: list[Trajectory],
-    judged: dict[str, Reward],
-    vocabulary: int,
-    scenarios: Input | None,
-    params: UpdateParams,
+    batch: list[Trajectory], judged: dict[str, Reward], vocabulary: int, scenarios: Input | None, params: UpdateParams
 ) -> Plan:
     """Check every trajectory, compare those of a scenario with each other, and choose the examples."""
     from steps.training import batches, contract

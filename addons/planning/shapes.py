@@ -202,10 +202,7 @@ def _feed_forward(config: dict[str, Any], width: int, layers: int, experts: int)
 
 
 def _gated(width: int, inner: int, copies: int, used: float, adapted: bool) -> list[Matrix]:
-    return [
-        Matrix(width, inner, 2 * copies, 2 * used, adapted),
-        Matrix(inner, width, copies, used, adapted),
-    ]
+    return [Matrix(width, inner, 2 * copies, 2 * used, adapted), Matrix(inner, width, copies, used, adapted)]
 
 
 def _biases(config: dict[str, Any], kind: str, layers: int, width: int, heads: int, key_heads: int, head: int) -> int:

@@ -1,6 +1,9 @@
 """The temporary Prefect server of a run, which ends with the run's process, even where that was killed.
 
-Prefect's own ends with SIGTERM from the process that started it; after a SIGKILL it would stay, with 230 MB.
+    python -m flows.terminal.prefect_server 5       # as `use` starts it, on the socket that has the number 5
+
+Prefect's own ends with SIGTERM from the process that started it; after a SIGKILL it would stay, with 230 MB. And it looks
+for a free port that it takes seconds later: of two runs that began together one could find the other's server there.
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ import time
 from typing import Any
 
 from steps.core.imports import uncollected
+from steps.kit import sockets
 from steps.kit.process import start
 
+HOST = "127.0.0.1"
 LOOK = 1.0  # seconds
+STARTUP_FAILURE = 3  # the exit code after which Prefect starts the server again, on another port
 
 
-def create_app() -> Any:
-    """Prefect's application, in a process that looks for its parent; what uvicorn calls."""
+def serve(number: int) -> int:
+    """Serve Prefect's application on the socket of this number, in a process that looks for its parent. The exit code."""
     threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
     with uncollected():
+        import uvicorn
         from prefect.server.api.server import create_app
 
-        return create_app()
+        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="error", lifespan="on"))
+    server.run(sockets=[sockets.handed(number)])
+    return 0 if server.started else STARTUP_FAILURE
 
 
 def follow(parent: int) -> None:
@@ -50,24 +59,19 @@ def use() -> None:
     from prefect.settings import get_current_settings
 
     class Server(SubprocessASGIServer):
+        def find_available_port(self) -> int:
+            self.socket = sockets.hold(HOST)
+            return int(self.socket.getsockname()[1])
+
         def _run_uvicorn_command(self) -> Any:
-            words = [
-                "-m",
-                "uvicorn",
-                "--factory",
-                f"{__name__}:create_app",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self.port),
-            ]
-            words += ["--log-level", "error", "--lifespan", "on"]
             variables = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
             variables |= get_current_settings().to_environment_variables(exclude_unset=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
             try:
-                return start([sys.executable, *words], env=os.environ | variables)
+                command = [sys.executable, "-m", __name__, str(self.socket.fileno())]
+                return start(command, env=os.environ | variables, pass_fds=[self.socket.fileno()])
             finally:
+                self.socket.close()
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     Server()  # Prefect keeps one server per port and process: from now on it uses this one
@@ -78,3 +82,7 @@ def has_ended() -> bool:
     module = sys.modules.get("prefect.server.api.server")
     servers = list(module.SubprocessASGIServer._instances.values()) if module else []
     return any(server.server_process is not None and server.server_process.poll() is not None for server in servers)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(int(sys.argv[1])))

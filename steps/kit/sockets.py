@@ -31,6 +31,19 @@ def listen(host: str, port: int, family: int = ANY, backlog: int = 128) -> socke
     return listener
 
 
+def hold(host: str) -> socket.socket:
+    """A socket with a free port, which does not listen yet: until it does, a connection is refused, and nobody else gets the
+    port. A process that is given its number (`pass_fds`) has it by `handed`."""
+    holder = socket.socket(IPV4, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    holder.bind((host, 0))
+    return holder
+
+
+def handed(number: int) -> socket.socket:
+    """The socket that the parent has handed to this process."""
+    return socket.socket(fileno=number)
+
+
 def check_server(host: str, port: int, seconds: float) -> None:
     """OSError where nothing accepts a connection there in this time."""
     socket.create_connection((host, port), seconds).close()

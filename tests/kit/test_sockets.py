@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from steps.kit.sockets import IPV4, check_server, dial, gaierror, listen, listen_at, peer
+from steps.kit.sockets import IPV4, check_server, dial, gaierror, hold, listen, listen_at, peer
+from tests.conftest import ROOT
 
 
 def test_a_port_is_taken_once_and_free_again() -> None:
@@ -47,3 +51,27 @@ def test_a_path_is_this_users_and_tells_who_calls(tmp_path: Path) -> None:
         with connection, listener.accept()[0] as accepted:
             assert peer(accepted) == (os.getpid(), os.getuid())
     assert dial(path) is None, "the file is left, and nobody listens"
+
+
+def test_a_port_that_is_held_is_nobody_elses_and_its_process_listens_there() -> None:
+    holder = hold("127.0.0.1")
+    port = holder.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        check_server("127.0.0.1", port, 5.0)
+    with pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", port)
+    program = """import sys
+from steps.kit.sockets import handed
+socket = handed(int(sys.argv[1]))
+assert socket.proto == 6  # TCP, whose small answers asyncio sends at once
+socket.listen()
+socket.accept()"""
+    with subprocess.Popen([sys.executable, "-c", program, str(holder.fileno())], cwd=ROOT, pass_fds=[holder.fileno()]):
+        holder.close()
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return check_server("127.0.0.1", port, 5.0)
+            except ConnectionRefusedError:
+                assert time.monotonic() < until
+                time.sleep(0.05)

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_493,
+    "lines that the main job reaches": 23_510,
     "modules that the main job reaches": 164,
-    "lines with what it asks all add-ons for": 37_058,
-    "lines of the product": 72_235,
+    "lines with what it asks all add-ons for": 37_072,
+    "lines of the product": 72_243,
     "modules of the product": 511,
-    "lines of environments, steps and flows": 42_531,
+    "lines of environments, steps and flows": 42_548,
     "settings of the core": 142,
     "settings in all": 172,
     "lines of dvc.yaml": 167,

@@ -23,14 +23,8 @@ from environments.base import Message
 from steps.core.message_parts import decoded, with_names
 
 PRODUCER = "otel"
-SESSIONS = (
-    "gen_ai.conversation.id",
-    "session.id",
-    "langfuse.session.id",
-    "ai.telemetry.metadata.sessionId",
-    "mlflow.trace.session",
-    "traceloop.association.properties.session_id",
-)
+SESSIONS = """gen_ai.conversation.id session.id langfuse.session.id ai.telemetry.metadata.sessionId mlflow.trace.session
+    traceloop.association.properties.session_id""".split()
 METADATA = ("metadata.", "ai.telemetry.metadata.", "langfuse.trace.metadata.", "traceloop.association.properties.")
 FRAMEWORK = re.compile("ls_|lc_|langgraph_|checkpoint")  # what LangChain writes into it by itself
 TAGS = ("tag.tags", "langfuse.trace.tags")
