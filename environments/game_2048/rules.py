@@ -70,7 +70,7 @@ def spawn(board: Board, number: int, seed: int) -> Board:
     return put(board, *rng.choice(empty_cells(board)), 4 if rng.random() < FOURS else 2)
 
 
-@lru_cache(1 << 14)
+@lru_cache(1 << 14)  # a scenario's is asked for by its split, by whether it can be won, and by its messages
 def start(seed: int, opening: int = 0, size: int = 4) -> Board:
     """A board with two tiles after `opening` random moves, or fewer if no move is left."""
     empty = ((0,) * size,) * size

@@ -69,14 +69,13 @@ class Import(NamedTuple):
     module: str
     names: tuple[str, ...]
     is_typing: bool  # under `if TYPE_CHECKING:`, where it never runs
-    is_late: bool  # in a function, where it runs when that is called
 
 
-def imports(tree: ast.Module, names: dict[str, ast.Module], types: bool = True, late: bool = True) -> set[str]:
-    """The project's modules that a module imports; without `types` not for types alone, without `late` not in functions."""
+def imports(tree: ast.Module, names: dict[str, ast.Module], types: bool = True) -> set[str]:
+    """The project's modules that a module imports, wherever in it; without `types` not those for types alone."""
     imported = set[str]()
     for each in written(tree):
-        if (types or not each.is_typing) and (late or not each.is_late):
+        if types or not each.is_typing:
             submodules = {f"{each.module}.{name}" for name in each.names} & names.keys()
             imported |= submodules or {each.module}
     return imported & names.keys()
@@ -85,21 +84,19 @@ def imports(tree: ast.Module, names: dict[str, ast.Module], types: bool = True, 
 @functools.cache
 def written(tree: ast.Module) -> tuple[Import, ...]:
     """The imports of a module."""
-    found, waiting = list[Import](), [(tree.body, False, False)]
+    found, waiting = list[Import](), [(tree.body, False)]
     while waiting:
-        nodes, is_typing, is_late = waiting.pop()
+        nodes, is_typing = waiting.pop()
         for node in nodes:
             match node:
                 case ast.Import(names=aliases):
-                    found += (Import(alias.name, (), is_typing, is_late) for alias in aliases)
+                    found += (Import(alias.name, (), is_typing) for alias in aliases)
                 case ast.ImportFrom(module=str(module), names=aliases, level=0):
-                    found.append(Import(module, tuple(alias.name for alias in aliases), is_typing, is_late))
+                    found.append(Import(module, tuple(alias.name for alias in aliases), is_typing))
                 case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                    waiting += [(node.body, True, is_late), (node.orelse, is_typing, is_late)]
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    waiting.append((node.body, is_typing, True))
+                    waiting += [(node.body, True), (node.orelse, is_typing)]
                 case _:
-                    waiting += ((part, is_typing, is_late) for part in statements(node))
+                    waiting += ((part, is_typing) for part in statements(node))
     return tuple(found)
 
 

@@ -141,6 +141,8 @@ def test_an_addons_tracker_that_raises_ends_alone_and_says_so_once(fails_at: str
 
 
 def test_a_tracker_that_is_not_switched_on_gets_nothing() -> None:
-    guarded = Guarded(lambda run, is_live: None, SimpleNamespace(log_message=None))  # type: ignore[arg-type]
+    lines = list[str]()
+    guarded = Guarded(lambda run, is_live: None, SimpleNamespace(log_message=lines.append))  # type: ignore[arg-type]
     guarded.iteration("001")
     guarded.finish()
+    assert (guarded.tracker, lines) == (None, [])
