@@ -27,6 +27,8 @@ import time
 from prefect import flow  # first, as flows.promote does
 from flows.terminal import command, prefect_server
 command.prepare(by_hand=True)
+from prefect.server.api.server import SubprocessASGIServer
+SubprocessASGIServer._port_range = range(0)  # Prefect would look here for a port that another run may find, too
 @flow
 def work():
     return 1
@@ -39,7 +41,6 @@ try:
 except ValueError:
     pass
 assert not prefect_server.has_ended()
-from prefect.server.api.server import SubprocessASGIServer
 server = SubprocessASGIServer()
 print("at", server.api_url, "process", server.server_process.pid, "of it", flush=True)
 time.sleep(600)
