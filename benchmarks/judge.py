@@ -40,7 +40,8 @@ def served(*words: str) -> Iterator[str]:
 def measure(groups: int, attempts: int, latency: float, connections: int, orders: int) -> dict[str, float | str]:
     """The row. AssertionError where a group was lost or the second time differs."""
     from addons.judges import ruler
-    from steps.core.params import Endpoint, Ruler
+    from addons.judges.section import Ruler
+    from addons.models.section import Endpoint
     from tests.support.judged import group
 
     made = [group(number, attempts) for number in range(groups)]

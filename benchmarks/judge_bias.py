@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 
 from addons.judges import ruler
 from addons.judges.prompts import Group
+from addons.judges.section import Ruler
 from addons.models.client import CallFailed, Reply, Request
+from addons.models.section import Endpoint
 from benchmarks import _common
 from environments.base import Scenario
-from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Trajectory, Turn
 
 GROUPS, QUICK, SIZE = 300, 30, 8

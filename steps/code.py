@@ -65,10 +65,11 @@ def stages(root: Path) -> dict[str, str]:
 def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
     """By port, the names by which a stage asks for what add-ons bring, where params.yaml decides it."""
     from steps.core.ports import names
+    from steps.core.section import at
     from steps.judging.judge import asked
 
     is_agent = any(may_be_agent(environments, task) for task in params.tasks or [params.task])
-    is_compared = params.score.ruler is not None or params.evaluate.judge is not None
+    is_compared = (at(params, "score.ruler") or at(params, "evaluate.judge")) is not None
     return {
         "sampler": [params.policy.kind],
         "player": [params.policy.kind],
@@ -78,10 +79,10 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,
-        "reference": ["baselines"] * params.evaluate.references,
-        "drawing": ["resample"] * bool(params.rollout.resample) + ["curriculum"] * bool(params.rollout.curriculum),
-        "generated": ["supervised"] * bool(params.scenarios.generated),
-        "scenarios": [name for name in names("scenarios") if getattr(params.scenarios, name, None) is not None],
+        "reference": ["baselines"] * bool(at(params, "evaluate.references")),
+        "drawing": [name for name in ("resample", "curriculum") if at(params, f"rollout.{name}")],
+        "generated": ["supervised"] * bool(at(params, "scenarios.generated")),
+        "scenarios": [name for name in names("scenarios") if at(params.scenarios, name) is not None],
     }
 
 

@@ -50,14 +50,16 @@ def evaluate(
     from steps.core import alike
     from steps.core.evaluations import Evaluation
     from steps.core.records import PAIRS, read_records, write_records
-    from steps.judging.rule import by_rule, has_rule, settings_of, unusable_line
+    from steps.core.section import at
+    from steps.judging.rule import by_rule, has_rule, unusable_line
     from steps.sampling.job import Job
     from steps.sampling.play import play
 
     env = environments.load(params.task)
     if not env.has_rule:  # refused before anything is sampled
-        settings_of(params.score, f"{params.task} has no rule", params.evaluate.judge)
-        comparison().rival_of(against)
+        pairs = comparison()
+        pairs.settings_of(params, f"{params.task} has no rule")
+        pairs.rival_of(against)
     held_out = read_records(Scenario, scenarios / f"{split}.parquet")
     data = env.load(task_data)
     attempts = [(scenario, 0) for scenario in held_out]
@@ -87,10 +89,10 @@ def evaluate(
         results = by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
         results["decisions"] = by_decision(env, held_out, played)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
-        if params.evaluate.references and is_base and adapter is not None and not env.is_agent:
+        if at(params, "evaluate.references") and is_base and adapter is not None and not env.is_agent:
             results["references"] = bring("reference", "baselines", "evaluate.references")(job, held_out)
         results["by_task"] = by_task(held_out, rewards, played, tokens, sampled, groups)
-        if (judge := params.evaluate.judge) is not None and against is None:
+        if (judge := at(params, "evaluate.judge")) is not None and against is None:
             say("evaluate.judge is not asked: --against names no evaluation of the base policy to compare with")
         elif judge is not None:
             rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
@@ -98,7 +100,8 @@ def evaluate(
             other = pairs.Rival(against, rival, split, by_rule=True)
             results["held_out"], compared = pairs.judged(env, data, held_out, played, judge, rubric, other)
     else:
-        pairs, settings = comparison(), settings_of(params.score, "the attempts have no reward", params.evaluate.judge)
+        pairs = comparison()
+        settings = pairs.settings_of(params, "the attempts have no reward")
         rubric = (task_data / "rubric.md").read_text(encoding="utf-8")
         other = pairs.Rival(against, rival, split)
         judged, compared = pairs.judged(env, data, held_out, played, settings, rubric, other)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from steps.core.errors import UserError
 from steps.core.ports import bring
 from steps.core.progress import say
+from steps.core.section import at
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def rollout(
     from steps.sampling.job import Job
     from steps.sampling.play import play
 
-    settings = params.rollout.curriculum
+    settings, rounds = at(params, "rollout.curriculum"), at(params, "rollout.resample")
     if settings is not None and successes is None:
         raise UserError(
             "rollout.curriculum needs --successes: the file that the stage score (at first initialise) writes"
@@ -76,14 +77,14 @@ def rollout(
 
     played = play_all(chosen)
     replaced: list[dict[str, Any]] = []
-    if params.rollout.resample:
+    if rounds:
         from functools import partial
 
         from steps.judging.rule import by_rule
 
         drawing = bring("drawing", "resample", "rollout.resample")
         groups, replaced = drawing.resample(
-            partial(by_rule, env), pool, drawing.grouped(played), params.rollout.resample, f"{seed}", play_all
+            partial(by_rule, env), pool, drawing.grouped(played), rounds, f"{seed}", play_all
         )
         entries = {entry["id"]: entry for entry in record}
         record = tuple(entries.get(name, {"id": name}) for name in groups)
@@ -94,7 +95,7 @@ def rollout(
         content = {"curriculum": curriculum and curriculum.described(settings), "scenarios": record}
         if other is not None:
             content["opponent"] = described(other)
-        if params.rollout.resample:
+        if rounds:
             content["replaced"] = replaced
         drawn.write_text(json.dumps(content, indent=2) + "\n")
     failed = sum(trajectory.stop_reason == "error" for trajectory in played)
@@ -147,7 +148,7 @@ def draw(
     pool: list[Scenario], counts: list[int], history: list[Any], params: RolloutParams
 ) -> list[tuple[Scenario, dict[str, Any]]]:
     """The scenarios of a task that the last iteration of `counts` plays, each with its entry in drawn.json."""
-    if (settings := params.rollout.curriculum) is None:
+    if (settings := at(params, "rollout.curriculum")) is None:
         return [(scenario, {"id": scenario.id}) for scenario in choose(pool, counts, params.seed)]
     curriculum = bring("drawing", "curriculum", "rollout.curriculum")
     standings = curriculum.weigh(pool, history, settings)

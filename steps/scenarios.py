@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.section import at
 from steps.core.stats import counted
 from steps.runner.stage import Input, Output, main
 
@@ -39,9 +40,9 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
             drawn[split] = env.scenarios(data, split, getattr(params.scenarios, split), params.seed)
         except ValueError as problem:
             raise UserError(f"scenarios.{split}: {problem}") from None
-    if params.scenarios.generated:
+    if file := at(params, "scenarios.generated"):
         generated = bring("generated", "supervised", "scenarios.generated")
-        for split, more in generated.read_generated(env, data, task_data / params.scenarios.generated).items():
+        for split, more in generated.read_generated(env, data, task_data / file).items():
             ids = {scenario.id for scenario in drawn[split]}
             drawn[split] += [scenario for scenario in more if scenario.id not in ids]
     for name in names("scenarios"):

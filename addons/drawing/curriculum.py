@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from steps.sampling.successes import Counts
 
 if TYPE_CHECKING:
+    from addons.drawing.section import Curriculum
     from environments.base import Scenario
-    from steps.core.params import Curriculum
 
 WINDOW = 4  # iterations that are looked back
 FLOOR = 0.2  # weight with which what was too easy or too hard is drawn; all others have weight 1

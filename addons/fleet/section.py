@@ -24,8 +24,6 @@ class Servers(Section):
     adapters: str | None = Field(None, min_length=1)
     """A folder that this machine and the servers see under the same path, in which adapters are put for them. null: adapters
     are sent over HTTP, which servers of `make vllm-server` take."""
-    timeout_seconds: float = Field(600, gt=0)
-    """Seconds after which a request without an answer is made again."""
     wait_seconds: float = Field(600, ge=0)
     """Seconds that a stage waits while no server answers, before it ends with an error."""
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 URLS = "FLYWHEEL_SERVERS"
 KEPT = 4  # adapters that a server keeps beside the current one
+TIMEOUT = 600.0  # seconds after which a request without an answer is made again
 PULSE = 5.0  # seconds between two questions whether a server is still there
 LOOK = 0.5  # seconds between two looks for one that is away
 BROKEN = 3  # answers with an error of the server's own after which a request is given up
@@ -135,7 +136,7 @@ class Fleet:
             await replica.check(self.policy)
             replica.is_here = True
             self.problems.pop(replica.url, None)
-        await replica.load(version.name, version.folder, self.settings.timeout_seconds)
+        await replica.load(version.name, version.folder, TIMEOUT)
 
     async def _probe(self, replica: Replica, version: Version) -> None:
         """Have the server show that the adapter is what it should be; from then on it is asked. Away, UserError."""
@@ -219,7 +220,7 @@ class Fleet:
             try:
                 await replica.check(self.policy)
                 for version in list(self.versions.values()):
-                    await replica.load(version.name, version.folder, self.settings.timeout_seconds)
+                    await replica.load(version.name, version.folder, TIMEOUT)
                     await self._probe(replica, version)
                 replica.is_here = True
             except (Away, Refused) as problem:
@@ -280,7 +281,7 @@ class Fleet:
         failures = 0
         while True:
             replica = await self._pick(version)
-            asked = replica.generate(version.name, ids, sampling, self.settings.timeout_seconds)
+            asked = replica.generate(version.name, ids, sampling, TIMEOUT)
             turn = self.loop.create_task(asked)
             replica.turns.add(turn)
             try:

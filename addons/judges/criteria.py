@@ -20,8 +20,8 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from addons.judges.section import Criteria
     from environments.base import Env, Outcome, Scenario
-    from steps.core.params import Criteria
     from steps.core.records import Reward, Trajectory
 
 LONGEST = 300  # characters that are compared; difflib's time grows with their cube (0.2 s for 300, 4 s for 800)

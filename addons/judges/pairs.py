@@ -20,13 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addons.judges.section import Referee, Scored
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.records import Judgement, Pair, Trajectory, read_records
+from steps.judging.rule import NEEDED
 
 if TYPE_CHECKING:
+    from addons.judges.section import Ruler
     from environments.base import Env, Scenario
-    from steps.core.params import Ruler
+    from steps.core.params import EvaluateParams
     from steps.core.records import Reward
 
 DISAGREE, UNJUDGED = "the orders disagree", "not judged"  # how the reasons of such ties begin
@@ -48,6 +51,15 @@ def rival_of(against: Path | None, adapter_hash: str | None = None) -> Path | No
     if adapter_hash is not None and named != adapter_hash:
         raise UserError(f"{against} names {named} as the base policy, and this is {adapter_hash}: give its evaluation")
     return None
+
+
+def settings_of(params: EvaluateParams, why: str) -> Ruler:
+    """The settings of the judge, which is the one that training does not ask where there is one. UserError, which begins
+    with why it is needed, where there are none."""
+    settings = Referee.of(params.evaluate).judge or Scored.of(params.score).ruler
+    if settings is None:
+        raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
+    return settings
 
 
 class Rival(NamedTuple):

@@ -53,7 +53,7 @@ from steps.core.records import Judgement, Order, Probe
 from steps.core.stats import added
 
 if TYPE_CHECKING:
-    from steps.core.params import Ruler
+    from addons.judges.section import Ruler
 
 T = TypeVar("T")
 RETURNED = 20_000  # characters of an answer that go back to the judge with what is wrong with it

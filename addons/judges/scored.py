@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from addons.judges import report, ruler
 from addons.judges.criteria import criteria
 from addons.judges.prompts import Group
-from steps.core.params import Criteria
+from addons.judges.section import Criteria, Scored
 from steps.judging.judge import Judge
 
 if TYPE_CHECKING:
@@ -21,7 +21,11 @@ class ByCriteria(Judge):
     """The weighted criteria of each attempt."""
 
     def rewards(self) -> list[Reward]:
-        env, scenarios, options = self.batch.env, self.batch.scenarios, self.batch.score.criteria or Criteria()
+        env, scenarios, options = (
+            self.batch.env,
+            self.batch.scenarios,
+            Scored.of(self.batch.score).criteria or Criteria(),
+        )
         return [criteria(env, scenarios[attempt.scenario_id], attempt, options) for attempt in self.batch.played]
 
 
@@ -31,7 +35,7 @@ class ByRuler(Judge):
     is_comparing = True
 
     def rewards(self) -> list[Reward]:
-        batch, settings = self.batch, self.batch.score.ruler
+        batch, settings = self.batch, Scored.of(self.batch.score).ruler
         assert settings is not None
         assert batch.rubric is not None
         groups: dict[str, list[Trajectory]] = {}

@@ -22,11 +22,12 @@ from typing import Any
 import environments
 from addons.models import players
 from addons.models.prices import add_options, endpoint_of
+from addons.models.section import Endpoint, OnServer
 from environments.base import Env, Scenario
 from steps.core import alike
 from steps.core.alike import Groups
 from steps.core.errors import UserError
-from steps.core.params import Endpoint, Policy
+from steps.core.params import Policy
 from steps.core.progress import say
 from steps.core.records import Reward, Trajectory, read_records
 from steps.core.stats import added, counted, mean
@@ -85,7 +86,7 @@ def play(task: str, split: str, env: type[Env], data: Any, policy: Policy, chose
     played = players.play(policy, env, data, [(scenario, 0) for scenario in chosen], prefix=split)
     rewards = [by_rule(env, scenario, game.trajectory) for scenario, game in zip(chosen, played, strict=True)]
     more: dict[str, Any] = {"seconds": mean([game.seconds for game in played])}
-    if policy.endpoint is not None:
+    if OnServer.of(policy).endpoint is not None:
         more |= {"tokens": mean([game.output_tokens for game in played]), "cost": added(game.cost for game in played)}
     turns = [len(game.trajectory.turns) for game in played]
     return result(task, players.name(policy), split, rewards, turns, alike.groups_of(env, chosen, data), **more)
@@ -174,7 +175,7 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     chosen, of_the_run = choose(task, env, data, words)
     results = []
     for player in words.players or players_of(env, endpoint):
-        policy = Policy(kind=player, endpoint=endpoint if player == "openai" else None)
+        policy = players.on_server(endpoint) if endpoint and player == "openai" else Policy(kind=player)
         results.append(play(task, words.split, env, data, policy, chosen))
     if of_the_run:
         groups = alike.groups_of(env, chosen, data)

@@ -27,9 +27,9 @@ from random import Random
 from typing import Any, NoReturn, TypeVar
 
 from addons.models import answers
+from addons.models.section import Endpoint
 from environments.kit import http_client
 from steps.core.errors import UserError
-from steps.core.params import Endpoint
 from steps.core.progress import progress
 from steps.project.ledger import Ledger
 

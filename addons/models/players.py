@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.models.client import Client, Reply, Request, together
+from addons.models.section import OnServer
 from environments.base import Env, Message, Scenario, unwritable
 from environments.kit.pictures import for_openai
 from steps.core.errors import UserError
@@ -30,7 +31,8 @@ from steps.sampling.episodes import TOOL_WORKERS, Action, Episode, closing, reco
 from steps.sampling.wire import wire
 
 if TYPE_CHECKING:
-    from steps.core.params import Endpoint, Policy
+    from addons.models.section import Endpoint
+    from steps.core.params import Policy
 
 
 NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of functions, as servers accept
@@ -56,7 +58,15 @@ class MessageEpisode(Episode):
 
 def name(policy: Policy) -> str:
     """What a trajectory names in place of an adapter's hash."""
-    return policy.endpoint.model if policy.endpoint else policy.kind
+    endpoint = OnServer.of(policy).endpoint
+    return endpoint.model if endpoint else policy.kind
+
+
+def on_server(endpoint: Endpoint) -> Policy:
+    """The policy that is the model on this server."""
+    from steps.core.params import Policy
+
+    return Policy.model_validate({"kind": "openai", "endpoint": endpoint})
 
 
 def play(
@@ -75,7 +85,8 @@ def play(
             f"{env.__module__} is an agent of your own, which only the run's own policy can play (policy.kind: vllm): "
             f"{name(policy)} cannot"
         )
-    if policy.endpoint is None and not env.has_player(policy.kind):
+    endpoint = OnServer.of(policy).endpoint
+    if endpoint is None and not env.has_player(policy.kind):
         raise UserError(env.lacks(policy.kind))
     slow = slow or SlowTools()
     episodes = [
@@ -84,8 +95,8 @@ def play(
     ]
     began, start = time.time(), perf_counter()
     with ThreadPoolExecutor(TOOL_WORKERS) as threads, closing(episodes):  # starts no thread before it has work
-        if policy.endpoint is not None:
-            asyncio.run(ask(policy.endpoint, episodes, threads))
+        if endpoint is not None:
+            asyncio.run(ask(endpoint, episodes, threads))
         else:
             each = threads.map if env.lag() else map
             for count, _ in enumerate(each(partial(_act, policy.kind), episodes), 1):

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from addons.models.section import Endpoint
 from steps.core.errors import UserError
-from steps.core.params import Endpoint, describe
+from steps.core.params import describe
 from steps.core.terminal import command_parser, exit_code
 
 OPENAI = Endpoint.model_fields["base_url"].default

@@ -134,11 +134,12 @@ def with_question(task: Task, scenario: Scenario, question: str) -> Scenario:
 def play_served(server: Server, task: Task, scenario: Scenario) -> Played:
     """An episode of the served model. UserError where the server does not answer."""
     from addons.models import players
+    from addons.models.section import Endpoint
     from steps.policy.loading import turn_limit
     from steps.project.store import variables
 
     settings = task.settings
-    endpoint = params.Endpoint(
+    endpoint = Endpoint(
         model=server.name,
         base_url=f"{server.page}/v1",
         api_key_env=KEY_VARIABLE,
@@ -146,7 +147,7 @@ def play_served(server: Server, task: Task, scenario: Scenario) -> Played:
         max_tokens=turn_limit(settings.policy, settings.evaluate.max_tokens),
         max_retries=1,
     )
-    policy = params.Policy(kind="openai", endpoint=endpoint)
+    policy = players.on_server(endpoint)
     without_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), server.host)  # the key is for this machine alone
     with variables(**{KEY_VARIABLE: server.key, "FLYWHEEL_LEDGER_URL": "sqlite://"}, **without_proxy):  # in memory
         limits = settings.evaluate

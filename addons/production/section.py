@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from steps.core.section import AddOnSection, OptionalSection
+from steps.core.section import AddOnSection, OptionalSection, for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -21,10 +21,7 @@ class Ingested(OptionalSection):
     """The md5 of the version of ingested/<task>/scenarios.jsonl. null: the present one, whose md5 `make train` then sets."""
 
     def check_with(self, params: Params) -> None:
-        if params.tasks:
-            raise ValueError(
-                "scenarios.ingested speaks of a single task, and does not go with tasks: take one of the two out"
-            )
+        for_one_task(params, "scenarios.ingested")
 
 
 class Serve(AddOnSection):
@@ -37,10 +34,6 @@ class Serve(AddOnSection):
     """Conversations with feedback, of each version, from which on they are compared; then at twice as many, and so on."""
     max_drop: float = Field(0.05, ge=0, lt=1)
     """By how much the canary's mean score may be lower, at the lower end of the interval, for it to become champion."""
-    max_days: float = Field(14, gt=0)
-    """Days after which a canary that is not decided is withdrawn."""
     rollback: float | None = Field(None, ge=0, lt=1)
     """A champion goes back to the version before it where its mean score is surely lower by more than this. null: never by
     itself."""
-    errors: float = Field(0.05, gt=0, le=0.5)
-    """Largest probability of a wrong decision on a version, over all comparisons that are made."""

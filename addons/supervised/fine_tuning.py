@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
+WARMUP = 10  # optimiser steps over which the learning rate rises from 0; half of all steps at most
 STEPS = 300  # optimiser steps at least, where sft.epochs is open
 CHECKS = 12  # times that the held-out demonstrations are looked at in these steps
 PATIENCE = 4  # looks without a better result, after which training ends; or half as many at which all is right
@@ -82,8 +83,7 @@ def _fit(
     losses: list[float] = []
     epochs = settings.epochs or -(-STEPS * settings.batch // len(rows))  # 1, of many demonstrations
     order = list(passes(len(rows), epochs, seed))
-    limits = Update(tokens_per_micro_batch=settings.tokens_per_micro_batch)
-    limits = trainer.with_micro_batches([Example([row], 1.0) for row in rows], limits)
+    limits = trainer.with_micro_batches([Example([row], 1.0) for row in rows], Update())
     budget = limits.tokens_per_micro_batch or memory.TOKENS
     trainer.set_checkpointing(bool(limits.gradient_checkpointing))
 
@@ -120,14 +120,8 @@ def _fit(
                 )
                 control.should_training_stop = best.add(seen)
 
-    computed = configuration(settings, len(order), seed)
-    if (warmup := computed["warmup_steps"]) < settings.warmup_steps:
-        say(
-            f"sft.warmup_steps is {settings.warmup_steps}, and there are {computed['max_steps']} optimiser steps: the "
-            f"learning rate rises over {warmup} of them"
-        )
     arguments = SFTConfig(
-        **computed,
+        **configuration(settings, len(order), seed),
         output_dir=folder,
         per_device_train_batch_size=settings.batch,
         logging_strategy="no",
@@ -221,7 +215,7 @@ def configuration(settings: Sft, rows: int, seed: int) -> dict[str, Any]:
         "max_steps": steps,
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": min(settings.warmup_steps, steps // 2),
+        "warmup_steps": min(WARMUP, steps // 2),
         "adam_beta2": 0.95,
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,

@@ -42,7 +42,7 @@ from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 
 if TYPE_CHECKING:
     from addons.models.client import CallFailed, Reply, Request
-    from steps.core.params import Endpoint
+    from addons.models.section import Endpoint
 
 EXAMPLES = 3  # scenarios in a prompt, drawn anew for each
 POOL = 30  # scenarios from which they are drawn

@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from steps.core.section import OptionalSection
+from steps.core.section import MoreFields, OptionalSection, for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
 
 ENOUGH = 240  # demonstrations, of which no variations are made unless sft.variations asks for them
+
+
+class Generated(MoreFields):
+    """Of the section `scenarios`."""
+
+    generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
+    """A file in tasks_data/<task>/ with further scenarios, written by addons/supervised/generate.py. null: none."""
+
+    def check_with(self, params: Params) -> None:
+        for_one_task(params, "scenarios.generated")
 
 
 class Sft(OptionalSection):
@@ -34,12 +44,8 @@ class Sft(OptionalSection):
     batch: int = Field(16, ge=1, le=4096)
     """Demonstrations of an optimiser step."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Step size of AdamW, which falls to 0 as a cosine after the warm-up."""
-    warmup_steps: int = Field(10, ge=0)
-    """Optimiser steps over which the learning rate rises from 0; half of all steps at most."""
-    tokens_per_micro_batch: int | None = Field(None, ge=64)
-    """Tokens in one forward pass; a beginning that demonstrations share counts once, and none is divided. null: as many as
-    an update would take (update.tokens_per_micro_batch)."""
+    """Step size of AdamW, which rises over the first 10 optimiser steps, or half of them where there are
+    fewer than 20, and then falls to 0 as a cosine."""
 
     @model_validator(mode="after")
     def check(self) -> Sft:
@@ -58,8 +64,7 @@ class Sft(OptionalSection):
         return 0 if self.epochs is not None else min(50, max(0, ENOUGH // max(demonstrations, 1) - 1))
 
     def check_with(self, params: Params) -> None:
-        if params.tasks:
-            raise ValueError("sft speaks of a single task, and does not go with tasks: take one of the two out")
+        for_one_task(params, "sft")
         if params.policy.start_optimizer:
             raise ValueError(
                 "policy.start_optimizer would have no effect with sft, which trains in between; take one of the two out"

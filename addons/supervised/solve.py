@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from environments.base import Env, Scenario, is_error, tool_calls
-from steps.core.params import Policy
 from steps.judging.rule import succeeds
 
 if TYPE_CHECKING:
-    from steps.core.params import Endpoint
+    from addons.models.section import Endpoint
 
 
 class Solver:
@@ -60,7 +59,7 @@ class Solver:
         from addons.models import players
 
         assert self.endpoint is not None
-        policy = Policy(kind="openai", endpoint=self.endpoint)
+        policy = players.on_server(self.endpoint)
         played = players.play(policy, self.env, self.data, [(scenario, 0) for scenario in scenarios], prefix="solve")
         unsolved = {}
         for scenario, game in zip(scenarios, played, strict=True):

@@ -32,7 +32,7 @@ from steps.core.terminal import ProgressDisplay, command_parser, exit_code
 from steps.judging.rule import by_rule
 
 if TYPE_CHECKING:
-    from steps.core.params import Endpoint
+    from addons.models.section import Endpoint
 
 
 FILE = "taught.jsonl"
@@ -48,10 +48,10 @@ def taught(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(demonstrations, report) of a teacher: the model of an endpoint, or the task's scripted player. With `min_reward` None
     an episode is taken where it is a success. UserError where the teacher cannot play at all."""
-    policy = Policy(kind="scripted") if endpoint is None else Policy(kind="openai", endpoint=endpoint)
-    pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
     from addons.models import players
 
+    policy = Policy(kind="scripted") if endpoint is None else players.on_server(endpoint)
+    pairs = [(scenario, number) for scenario in scenarios for number in range(attempts)]
     played = players.play(policy, env, data, pairs, prefix="taught")
     name, refused, lines = players.name(policy), Counter[str](), []
     best: float | None = None  # of the rewards that are too low

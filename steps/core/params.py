@@ -19,29 +19,16 @@ from environments import did_you_mean
 from environments.kit.shares import PLUS
 from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params_policy import Endpoint, Lora, Policy
-from steps.core.params_sections import (
-    Criteria,
-    Curriculum,
-    Evaluate,
-    Judges,
-    Opponent,
-    Promote,
-    Register,
-    Rollout,
-    Ruler,
-    Scenarios,
-    Score,
-    Train,
-)
+from steps.core.params_policy import Lora, Policy
+from steps.core.params_sections import Evaluate, Judges, Opponent, Promote, Register, Rollout, Scenarios, Score, Train
 from steps.core.params_tasks import check_tasks, short_name
 from steps.core.params_update import Update
-from steps.core.section import Section, at, opened, sections_in
+from steps.core.section import Section, at, check_brought, opened
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Criteria", "Curriculum", "Endpoint", "Evaluate", "Judges", "Lora", "Opponent", "Policy", "Promote", "Register",
-    "Rollout", "Ruler", "Scenarios", "Score", "Section", "Train", "Update",
+    "Evaluate", "Judges", "Lora", "Opponent", "Policy", "Promote", "Register", "Rollout", "Scenarios", "Score", "Section",
+    "Train", "Update",
 ]  # fmt: skip
 
 ELSEWHERE = {"sampler": "policy.kind", "launcher": "update.launcher"}  # port -> the setting that may be ray or server
@@ -75,18 +62,7 @@ class Params(Section):
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
         self._check_shards()
-        if (judge := self.evaluate.judge) is not None and self.score.ruler is not None:
-            own, other = judge.endpoint, self.score.ruler.endpoint
-            if (own.model, own.base_url) == (other.model, other.base_url):
-                raise ValueError(
-                    f"evaluate.judge is {own.model}, which scores the training, too (score.ruler): a judge that is held out "
-                    "must be another model; name another, or take evaluate.judge out"
-                )
         self._check_start()
-        if self.rollout.resample and not self.score.judges.rule:
-            raise ValueError(
-                "rollout.resample reads the rule's reward, and score.judges.rule is 0: give it a weight, or take it out"
-            )
         if self.update.shard and self.policy.quantization:
             raise ValueError(
                 f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
@@ -117,8 +93,7 @@ class Params(Section):
         for port, setting in ELSEWHERE.items():
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
                 raise ValueError(ports.lacking(port, name, setting))
-        for section in sections_in(self):
-            section.check_with(self)
+        check_brought(self)
         if self.rollout.opponent is not None and self.policy.kind in ("ray", "server"):
             raise ValueError(
                 f"rollout.opponent does not go with policy.kind: {self.policy.kind}: only the engine in the stage's own "

@@ -6,11 +6,10 @@ and its unit. Everything else imports the sections from steps/core/params.py.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from steps.core.params_policy import Endpoint
 from steps.core.section import Section, opened
 
 
@@ -26,25 +25,6 @@ class Scenarios(Section):
     """Scenarios by which an adapter is judged in the end."""
     max_overlap: float = Field(0.8, gt=0, le=1)
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
-    generated: str | None = Field(None, pattern=r"^[\w-][\w.-]*$")
-    """A file in tasks_data/<task>/ with further scenarios, written by addons/supervised/generate.py. null: none."""
-
-
-class Curriculum(Section):
-    """Draws scenarios less often that were too easy or too hard in the last iterations (addons/drawing/curriculum.py)."""
-
-    low: float = Field(0.1, ge=0, le=1)
-    """Share of successes below which a scenario was too hard."""
-    high: float = Field(0.9, ge=0, le=1)
-    """Share of successes above which a scenario was too easy."""
-
-    @model_validator(mode="after")
-    def check(self) -> Curriculum:
-        if self.low >= self.high:
-            raise ValueError(
-                f"rollout.curriculum.low ({self.low}) must be less than rollout.curriculum.high ({self.high})"
-            )
-        return self
 
 
 class Opponent(Section):
@@ -68,19 +48,25 @@ class SlowTools(Section):
     """Seconds after which a call's answer is the error that it took too long."""
 
 
-class Sharded(SlowTools):
-    """A batch of episodes, in shards."""
+class Episodes(SlowTools):
+    """A batch of episodes."""
 
     shards: int = Field(1, ge=1, le=4096)
     """Parts that the batch is cut into by scenario. Each is sampled apart from the others, so that its bytes are the same
     wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
+    reasons first, and at most a quarter of policy.context."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most turns of an episode. null: the environment's own limit."""
 
 
 Order = Literal["lockstep", "free"]
 Grammar = Literal["exact", "free", "off"]
 
 
-class Rollout(Sharded):
+@opened("rollout")
+class Rollout(Episodes):
     """One iteration's batch: `scenarios` × `attempts` episodes."""
 
     scenarios: int = Field(16, ge=1)
@@ -89,16 +75,6 @@ class Rollout(Sharded):
     """Episodes played at each of them (G, the group size); they are compared with each other."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
-    reasons first, and at most a quarter of policy.context."""
-    max_turns: int | None = Field(None, ge=1)
-    """Most turns of an episode. null: the environment's own limit."""
-    curriculum: Curriculum | None = None
-    """null: each scenario comes once before any comes again. {}: a curriculum with its defaults."""
-    resample: int = Field(0, ge=0, le=8)
-    """How often groups whose attempts all earned the same by the rule are replaced by groups at other scenarios, as in DAPO
-    (addons/drawing/resample.py). 0: never."""
     opponent: Opponent | None = None
     """Of games of two sides, in training alone. null: the opponents of the task's data."""
     order: Order = "lockstep"
@@ -112,15 +88,12 @@ class Rollout(Sharded):
     on."""
 
 
+@opened("score.judges")
 class Judges(Section):
     """Weight of each judge's score in the reward. A judge with weight 0 is not asked; the rule's score is always kept."""
 
     rule: float = Field(0.0, ge=0)
     """The environment's own reward."""
-    criteria: float = Field(0.0, ge=0)
-    """The weighted criteria of addons/judges/criteria.py."""
-    ruler: float = Field(0.0, ge=0)
-    """A model that compares the attempts (addons/judges/ruler.py)."""
 
     @model_validator(mode="after")
     def check(self) -> Judges:
@@ -129,88 +102,23 @@ class Judges(Section):
         return self
 
 
-class Criteria(Section):
-    """Weights of the four parts of a score from 0 to 1; they sum to 1."""
-
-    accuracy: float = Field(0.4, ge=0, le=1)
-    """Weight of how near the result is to what is expected."""
-    efficiency: float = Field(0.3, ge=0, le=1)
-    """Weight of how few turns it took."""
-    completeness: float = Field(0.2, ge=0, le=1)
-    """Weight of the share of required actions that were taken."""
-    satisfaction: float = Field(0.1, ge=0, le=1)
-    """Weight of what remains after errors and a long response."""
-
-    @model_validator(mode="after")
-    def check(self) -> Criteria:
-        total = self.accuracy + self.efficiency + self.completeness + self.satisfaction
-        if abs(total - 1) > 1e-6:
-            raise ValueError(f"score.criteria: the weights must sum to 1, not {total:g}")
-        return self
-
-
-OF_PAIRS: dict[str, Any] = {"orders": 2, "rubric_dropout": 0.0}
-
-
-class Ruler(Section):
-    """RULER: a model compares the attempts at one scenario, by the rubric in tasks_data/<task>/rubric.md."""
-
-    endpoint: Endpoint
-    """The model that judges, and its server."""
-    orders: int = Field(4, ge=1, le=24)
-    """Orders in which the attempts are shown. From 3 on, what the judge gives for each place is taken off the scores, from 4
-    on also where one order is lost; with 2 only a linear preference cancels out (docs/judging.md#place-and-length). From 3
-    on a copy of the shortest attempt is shown, too, that repeats its last words until it is as long as the longest, and what
-    length alone earns is taken off; fewer cannot tell length from noise."""
-    probes: float = Field(0.1, ge=0, le=1)
-    """Share of groups that are judged twice more, to measure the judge: the same again, and with a canary."""
-    rubric_dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the rubric's points (its lines that begin with a dash) that are left out at random for each group, so that a
-    policy cannot learn one wording of them by heart; one is always kept. Evaluations are judged by the whole rubric."""
-    reasons: bool = True
-    """Ask for a sentence with each score; without them answers are a tenth as long."""
-    max_characters: int = Field(60_000, ge=2_000)
-    """Most characters of the attempts in one call; longer ones are shortened, which the judgement records."""
-    max_run_cost: float | None = Field(None, gt=0)
-    """The most that a run's judgements may cost, kept ones included; scoring stops before it would pass that. Without a
-    rule, each evaluation may cost as much once more."""
-
-    @model_validator(mode="after")
-    def check(self) -> Ruler:
-        if self.max_run_cost is not None and not self.endpoint.price_in + self.endpoint.price_out:
-            raise ValueError("score.ruler.max_run_cost needs price_in and price_out of its endpoint")
-        return self
-
-    def of_pairs(self) -> Ruler:
-        """As evaluations are judged: two attempts in both orders and no more, by the whole rubric."""
-        return self.model_copy(update=OF_PAIRS)
-
-    @property
-    def shows_longer_copy(self) -> bool:
-        return self.orders > 2
-
-
+@opened("score")
 class Score(Section):
     """Who judges, and how."""
 
     judges: Judges = Judges(rule=1.0)
     """What each judge counts."""
-    criteria: Criteria | None = None
-    """Settings of the judge criteria. null: its defaults."""
-    ruler: Ruler | None = None
-    """Settings of the judge ruler, which needs its endpoint."""
 
     @model_validator(mode="after")
     def check(self) -> Score:
-        if self.judges.ruler and self.ruler is None:
-            raise ValueError("score.ruler is needed with score.judges.ruler above 0 (its endpoint.model, at least)")
         for name, weight in self.judges:
             if not weight and getattr(self, name, None) is not None:
                 raise ValueError(f"score.{name} would have no effect: score.judges.{name} is 0; take it out")
         return self
 
 
-class Evaluate(Sharded):
+@opened("evaluate")
+class Evaluate(Episodes):
     """How a policy is evaluated: one attempt at each scenario, which decides, and sampled attempts beside it."""
 
     temperature: float = Field(0.0, ge=0, le=2)
@@ -218,18 +126,6 @@ class Evaluate(Sharded):
     sampled_attempts: int = Field(1, ge=0, le=64)
     """More attempts at each scenario, at temperature 1. Their success is shown beside the greedy one, which can jump where a
     single token's probability crosses another's; it decides nothing. Only of a policy with an adapter."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
-    reasons first, and at most a quarter of policy.context."""
-    max_turns: int | None = Field(None, ge=1)
-    """Most turns of an episode. null: the environment's own limit."""
-    references: bool = False
-    """With the base policy's validation, also play the task's script, and the base policy with the best bias on one token
-    (docs/tasks.md#baselines). The learning curve shows both as lines. Takes about 30 times as long as a validation."""
-    judge: Ruler | None = None
-    """A judge that training never asks, with the fields of score.ruler: it compares attempts with the base policy's. Without
-    a rule its preference is the result, in place of score.ruler's. With a rule it stands beside success, and can refuse a
-    promotion (docs/judging.md). null: without a rule score.ruler judges evaluations, too."""
 
     @property
     def order(self) -> Order:
@@ -240,19 +136,6 @@ class Evaluate(Sharded):
     def grammar(self) -> Grammar:
         """As rollout.grammar."""
         return "exact"
-
-    @model_validator(mode="after")
-    def check(self) -> Evaluate:
-        if self.judge is None:
-            return self
-        for name, value in OF_PAIRS.items():
-            if name in self.judge.model_fields_set and getattr(self.judge, name) != value:
-                raise ValueError(
-                    f"evaluate.judge.{name} would have no effect: evaluations are judged in both orders of two attempts, by "
-                    "the whole rubric; take it out"
-                )
-        object.__setattr__(self, "judge", self.judge.of_pairs())
-        return self
 
 
 class Register(Section):
@@ -275,8 +158,6 @@ class Promote(Section):
     max_slice_drop: float = Field(0.1, ge=0, le=1)
     """Largest loss of success on any slice, and on the regression set, that is allowed where it is beyond chance; without a
     rule, largest distance of that share below 0.5."""
-    scripted_tolerance: float | None = Field(None, ge=0, le=1)
-    """Success by which the challenger may be below the scripted player. null: that player is shown and decides nothing."""
     false_promotions: float = Field(0.05, gt=0, le=0.5)
     """Largest probability that any of the challengers judged on one test split is promoted and is no better."""
     false_alarms: float | None = Field(0.05, gt=0, le=0.5)

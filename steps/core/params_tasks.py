@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from environments.kit.shares import PLUS, shares
+from steps.core.section import for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -29,14 +30,7 @@ def check_tasks(params: Params) -> None:
     if "task" in params.model_fields_set and params.task != joined:
         raise ValueError(f"task ({params.task[:80]}) and tasks ({joined}) cannot both be set: take one of the two out")
     object.__setattr__(params, "task", joined)
-    for key, value in {
-        "scenarios.generated": params.scenarios.generated,
-        "rollout.opponent": params.rollout.opponent,
-        "score.ruler": params.score.ruler,
-        "evaluate.judge": params.evaluate.judge,
-    }.items():
-        if value is not None:
-            raise ValueError(f"{key} speaks of a single task, and does not go with tasks: take one of the two out")
+    for_one_task(params, "rollout.opponent")
     weights = dict(sorted(params.tasks.items()))
     for key, count in {
         "rollout.scenarios": params.rollout.scenarios,

@@ -73,10 +73,20 @@ MANIFEST = "addon.toml"
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {
     "agents": "agents",
+    "evaluate.judge": "judges",
+    "evaluate.references": "models",
     "policy.cluster": "fleet",
+    "policy.endpoint": "models",
     "policy.engines": "fleet",
     "policy.servers": "fleet",
+    "rollout.curriculum": "drawing",
+    "rollout.resample": "drawing",
+    "scenarios.generated": "supervised",
     "scenarios.ingested": "production",
+    "score.criteria": "judges",
+    "score.judges.criteria": "judges",
+    "score.judges.ruler": "judges",
+    "score.ruler": "judges",
     "serve": "production",
     "sft": "supervised",
 }
@@ -132,8 +142,12 @@ def lacking(port: str, name: str, setting: str) -> str:
 
 def lacking_section(key: str) -> str:
     """The sentence for a place in params.yaml that an add-on would bring which is not there."""
-    there = ", ".join(addon.name for addon in addons()) or "none"
-    return f"{key} is brought by the add-on {SECTIONS[key]}, which addons/ does not have (there: {there})"
+    there = {addon.name: addon for addon in addons()}
+    name = SECTIONS[key]
+    what = f"the add-on {name}"
+    if name in there:  # without what it needs
+        what += f" with {' and '.join(missing(there[name]))}"
+    return f"{key} is brought by {what}, which addons/ does not have (there: {', '.join(there) or 'none'})"
 
 
 def every(port: str) -> Iterator[Any]:

@@ -5,7 +5,7 @@ An add-on's addon.toml names the places in params.yaml, and for each a class, wh
     [section]
     serve = "addons.production.section:Serve"        # AddOnSection: has its defaults where params.yaml has none of it
     sft = "addons.supervised.section:Sft"            # OptionalSection: None there
-    policy = "addons.fleet.section:Elsewhere"        # MoreFields: of a section of the core
+    policy = "addons.fleet.section:Elsewhere"        # MoreFields: of a section of the core, to which others may add, too
 
 The core's sections that take such up have the decorator `opened`. The module that holds the class imports nothing but this
 one and pydantic: reading params.yaml imports it. An add-on reads its own section by `Serve.of(params)`.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from steps.core import ports
+from steps.core.errors import UserError
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -67,17 +68,22 @@ class MoreFields(Brought):
         return section
 
 
-def brought() -> dict[str, str]:
-    """Place in params.yaml -> `module:class` of what the add-ons that are there bring to it."""
-    return {key: place for addon in ports.addons() for key, place in addon.brings.get("section", {}).items()}
+def brought() -> Iterator[tuple[str, type[Brought]]]:
+    """(place in params.yaml, class) of what the add-ons bring to it that are there, with what they need for it."""
+    for addon in ports.addons():
+        for key, place in addon.brings.get("section", {}).items():
+            try:
+                yield key, ports.load(place)
+            except UserError:  # its settings are refused by lacking_section
+                continue
 
 
 def written(kind: type[S], params: BaseModel | None) -> S | None:
     """The section of this class in params, or params themselves where they are it."""
     if isinstance(params, kind):
         return params
-    for key, place in brought().items():
-        if params is not None and place == f"{kind.__module__}:{kind.__name__}":
+    for key, section in brought():
+        if params is not None and section is kind:
             value = at(params, key)
             return value if isinstance(value, kind) else None
     return None
@@ -91,29 +97,36 @@ def at(params: BaseModel, key: str) -> Any:
     return value
 
 
-def sections_in(params: BaseModel) -> Iterator[Brought]:
-    """What the add-ons brought to these params, as far as it is there."""
-    return (value for key in brought() if isinstance(value := at(params, key), Brought))
+def check_brought(params: Params) -> None:
+    """ValueError where something that the add-ons brought does not go with the rest of params.yaml."""
+    for key, section in brought():
+        if isinstance(value := at(params, key), section):
+            section.check_with(value, params)
+
+
+def for_one_task(params: Params, key: str) -> None:
+    """ValueError where a setting is there that speaks of a single task, and there are several."""
+    if params.tasks and at(params, key) is not None:
+        raise ValueError(f"{key} speaks of a single task, and does not go with tasks: take one of the two out")
 
 
 def opened(place: str = "", *names: str) -> Callable[[type[S]], type[S]]:
     """Decorates a section of the core with what add-ons bring to this place; with `names`, these alone. What they would
-    bring that are not there may be written as empty, which asks for nothing."""
+    bring that are not there may be written as empty or 0, which asks for nothing."""
     prefix = f"{place}." if place else ""
 
     def without_what_is_empty(cls: type[BaseModel], data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         lacking = {key for key in data if f"{prefix}{key}" in ports.SECTIONS and key not in cls.model_fields}
-        return {key: value for key, value in data.items() if key not in lacking or value not in (None, {})}
+        return {key: value for key, value in data.items() if key not in lacking or value not in (None, {}, 0)}
 
     def with_sections(kind: type[S]) -> type[S]:
         more, fields = list[type[BaseModel]](), dict[str, Any]()
-        for key, module in brought().items():
+        for key, section in brought():
             parent, _, name = key.rpartition(".")
             if not (key == place or parent == place) or (names and name not in names):
                 continue
-            section = ports.load(module)
             if issubclass(section, MoreFields):
                 more += [section] * (key == place)
             elif issubclass(section, AddOnSection):

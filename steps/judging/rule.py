@@ -17,7 +17,7 @@ from steps.core.stats import added
 
 if TYPE_CHECKING:
     from environments.base import Env, Message, Scenario
-    from steps.core.params import Ruler, Score
+    from steps.core.params import Score
     from steps.core.records import Trajectory
 
 REASONS = 3  # that are shown
@@ -119,13 +119,3 @@ def has_rule(env: type[Env], rewards: Sequence[Reward], played: Sequence[Traject
             f"the two kinds cannot be compared; let the agent return a reward always, or never"
         )
     return False
-
-
-def settings_of(score: Score, why: str, held_out: Ruler | None = None) -> Ruler:
-    """The settings of the judge, which is the one that training does not ask where there is one. UserError, which begins
-    with why it is needed, where there are none."""
-    if held_out is not None:
-        return held_out
-    if score.ruler is None:
-        raise UserError(f"{why}, so only a judge can tell which attempt is better, and there is none: {NEEDED}")
-    return score.ruler

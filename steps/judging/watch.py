@@ -35,6 +35,7 @@ from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
 from steps.core.files import json_lines
 from steps.core.records import PAIRS, Pair, Record, Reward, Trajectory, read_records
+from steps.core.section import at
 from steps.judging.judge import Batch, asked, kind_of
 from steps.registry import paired
 
@@ -170,7 +171,7 @@ def read_point(run: Path, iteration: int, params: Params, env: type[Env], cluste
     truths: dict[str, np.ndarray] = {}
     if summary.judged is None:
         truths[SUCCESS] = np.array([float(reward.success or 0) for reward in rewards])
-    if summary.held_out is not None or (summary.judged is not None and params.evaluate.judge is not None):
+    if summary.held_out is not None or (summary.judged is not None and at(params, "evaluate.judge") is not None):
         lines = json_lines(folder / PAIRS)
         scores = {pair.scenario_id: pair.score for pair in map(Pair.model_validate_json, lines)}
         truths[HELD_OUT] = np.array([scores[reward.scenario_id] for reward in rewards])

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steps.core.section import at
 from steps.core.stats import counted
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def cell(value: Any) -> str:
 
 def judges(params: Params) -> str:
     """The judges with their weights, such as "rule 0.5, ruler 1 (gpt-5-mini)"."""
-    weights, ruler = params.score.judges.model_dump(), params.score.ruler
+    weights, ruler = params.score.judges.model_dump(), at(params, "score.ruler")
     asked = ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight)
     return f"{asked} ({ruler.endpoint.model})" if ruler else asked
 

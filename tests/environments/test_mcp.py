@@ -26,6 +26,7 @@ from environments.mcp import SCENARIOS, Data, Mcp, server, settings
 from environments.mcp.settings import read_settings
 from steps.core.errors import explain
 from steps.core.records import Trajectory
+from steps.core.section import at
 from steps.judging.rule import by_rule
 from steps.kit.process import alive
 from tests.conftest import ROOT
@@ -376,7 +377,7 @@ def test_a_new_task_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
         "environments/notes.py",
         "tasks_data/notes/tools.json",
     ]
-    assert params.load(package / "tasks_data" / "notes.yaml", params.Params).score.judges.ruler == 1
+    assert at(params.load(package / "tasks_data" / "notes.yaml", params.Params), "score.judges.ruler") == 1
     monkeypatch.syspath_prepend(tmp_path)
     env: Any = environments.load("made.environments.notes")
     data = env.load(package / "tasks_data" / "notes")

@@ -12,10 +12,10 @@ import yaml
 
 import environments
 from addons.models import players
+from addons.models.section import Endpoint
 from addons.supervised import generate
 from environments import _new
 from environments.base import Scenario
-from steps.core.params import Endpoint, Policy
 from tests.support import shop_database
 from tests.support.openai_server import Server
 
@@ -57,7 +57,7 @@ def test_scenarios_are_written_and_every_episode_has_a_database_of_its_own(
         env: Any = environments.load(task)
         data = env.load(folder)
         scenarios: list[Scenario] = [one for split in data.scenarios.values() for one in split]
-        policy = Policy(kind="openai", endpoint=Endpoint(model="player", base_url=server.url))
+        policy = players.on_server(Endpoint(model="player", base_url=server.url))
         attempts = [(scenario, number) for scenario in scenarios for number in range(2)]
         played, again = (players.play(policy, env, data, attempts, prefix="x") for _ in range(2))
     assert len(scenarios) == 6

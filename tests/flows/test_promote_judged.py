@@ -16,6 +16,7 @@ from steps.core import params
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import EvaluateParams
 from steps.core.records import PAIRS, Pair
+from steps.core.section import at
 from steps.policy.adapter import adapter_hash
 from steps.registry import paired
 from tests.flows import test_promote
@@ -64,8 +65,7 @@ class JudgedEvaluate(test_promote.FakeEvaluate):
 
     def __call__(self, stage: str, who: str, arguments: dict[str, str]) -> None:
         read = params.load(arguments["params"], EvaluateParams)
-        assert read.score.ruler is not None
-        assert read.score.ruler.endpoint.model == "judge-1"
+        assert at(read, "score.ruler").endpoint.model == "judge-1"
         assert arguments["rival"] == "challenger"
         policy = adapter_hash(Path(arguments["adapter"]))
         rival = json.loads(Path(arguments["against"], "summary.json").read_text())["adapter_hash"]

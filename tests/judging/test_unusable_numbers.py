@@ -16,13 +16,14 @@ from addons.agents.worker import as_result
 from addons.gigpo.credit import states_of
 from addons.judges.criteria import criteria
 from addons.judges.prompts import read
+from addons.judges.section import Criteria
 from addons.production.traces.openai_jsonl import feedback_of
 from addons.supervised import teach
 from environments.base import Component, Env, Message, Outcome, Scenario, words
 from environments.kit.agents import AgentEnv, Result
 from flows.terminal import health
 from steps import score as stage
-from steps.core.params import Criteria, Judges, Score, ScoreParams
+from steps.core.params import Judges, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.judging.rule import by_rule, has_rule, succeeds, unusable_line
 from steps.score import combine

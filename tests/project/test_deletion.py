@@ -54,10 +54,9 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "policy.base_model: gguf is brought by an add-on that addons/ does not have",
     ),
     "judges": (
-        "from steps.core.params import Params, load; from steps.judging.judge import asked, kind_of; "
-        "[kind_of(name) for name in asked(load('params.yaml', Params).score)]",
+        "from steps.core.params import Params, load; load('params.yaml', Params)",
         {"score": {"judges": {"rule": 0.0, "criteria": 1.0}}},
-        "score.judges: criteria is brought by an add-on that addons/ does not have",
+        "score.judges.criteria is brought by the add-on judges, which addons/ does not have",
     ),
     "models": (
         "from environments import load; from steps.core.params import Evaluate, Policy; "
@@ -105,10 +104,20 @@ print(json.dumps({
 """
 SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also one that says what is so anyway
     "agents": {"concurrency": 64},
+    "evaluate.judge": {"endpoint": {"model": "m"}},
+    "evaluate.references": True,
     "policy.cluster": "auto",
+    "policy.endpoint": {"model": "m"},
     "policy.engines": 2,
     "policy.servers": {"wait_seconds": 5},
+    "rollout.curriculum": {"low": 0.2},
+    "rollout.resample": 1,
+    "scenarios.generated": "more.jsonl",
     "scenarios.ingested": {"share": 0.5},
+    "score.criteria": {"accuracy": 0.4},
+    "score.judges.criteria": 0.5,
+    "score.judges.ruler": 1.0,
+    "score.ruler": {"endpoint": {"model": "m"}},
     "serve": {"canary": 0.0},
     "sft": {"demonstrations": ["own.jsonl"]},
 }
@@ -139,7 +148,15 @@ ASKED = {  # add-on -> what needs it, and the sentence
 }
 
 
-CLASSES = {"agents": {"Agents"}, "fleet": {"Servers"}, "production": {"Ingested", "Serve"}, "supervised": {"Sft"}}
+CLASSES = {  # of params.yaml, that are not there without an add-on
+    "agents": {"Agents"},
+    "drawing": {"Curriculum"},
+    "fleet": {"Servers"},
+    "judges": {"Criteria", "Ruler"},
+    "models": {"Endpoint", "Criteria", "Ruler"},  # the judges' section names Endpoint
+    "production": {"Ingested", "Serve"},
+    "supervised": {"Sft"},
+}
 
 
 def deleted(folder: Path, *names: str) -> Path:
@@ -176,8 +193,9 @@ def linked(folder: Path, name: str) -> Path:
 
 
 def inside(key: str, value: Any) -> str:
-    """A params.yaml with one setting."""
+    """A params.yaml with one setting, and a judge."""
     for name in reversed(key.split(".")):
+        value = {"rule": 1.0, **value} if name == "judges" else value
         value = {name: value}
     return json.dumps(value)
 
@@ -186,10 +204,10 @@ def test_the_table_of_sections_is_what_the_addons_bring() -> None:
     assert SETTINGS.keys() == ports.SECTIONS.keys()
     for key, addon in ports.SECTIONS.items():
         place, _, name = key.rpartition(".")
-        kind = Params if not place else type(getattr(Params(), place))
+        kind = Params if not place else type(section.at(Params(), place))
         bases = [base for base in kind.__mro__ if base.__module__.startswith("addons.")]
         of_addons = [base for base in bases if name in base.__annotations__]
-        modules = [base.__module__ for base in of_addons] or [section.brought()[key]]
+        modules = [base.__module__ for base in of_addons] or [dict(section.brought())[key].__module__]
         assert modules[0].startswith(f"addons.{addon}.section"), key
 
 
@@ -219,7 +237,7 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     assert seen["needed"] == [f"{who} needs the add-on {name}, which addons/ does not have (there: {there})"] * bool(
         who
     )
-    assert {"Agents", "Serve", "Sft", "Ingested", "Servers"} - {*seen["schema"]} == CLASSES.get(name, set())
+    assert set[str]().union(*CLASSES.values()) - {*seen["schema"]} == CLASSES.get(name, set())
     assert f"addons.{name}" not in json.dumps([seen["doctor"], seen["loaded"]])
     assert [text for text in seen["findings"] if f"needs {name}" in text] == [
         f"{addon.name} needs {name}, and refuses without it what it is needed for"

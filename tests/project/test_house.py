@@ -10,14 +10,14 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_510,
+    "lines that the main job reaches": 23_334,
     "modules that the main job reaches": 164,
-    "lines with what it asks all add-ons for": 37_072,
-    "lines of the product": 72_243,
-    "modules of the product": 511,
-    "lines of environments, steps and flows": 42_548,
-    "settings of the core": 142,
-    "settings in all": 172,
+    "lines with what it asks all add-ons for": 37_155,
+    "lines of the product": 72_341,
+    "modules of the product": 514,
+    "lines of environments, steps and flows": 42_367,
+    "settings of the core": 111,
+    "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
     "files over 350 lines": 0,

@@ -535,7 +535,9 @@ def test_files_without_secrets_are_logged_as_they_are() -> None:
 
 
 def test_parameters_without_secrets_are_logged_as_they_are() -> None:
-    given = params.Params(score=params.Score(judges={"rule": 1, "ruler": 1}, ruler={"endpoint": {"model": "m"}}))
+    given = params.Params.model_validate(
+        {"score": {"judges": {"rule": 1, "ruler": 1}, "ruler": {"endpoint": {"model": "m"}}}}
+    )
     plain = given.model_dump(mode="json", by_alias=True)
     assert Masker()(plain) == plain
 

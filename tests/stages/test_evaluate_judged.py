@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
+from addons.judges.section import Ruler
 from addons.lineage.__main__ import share_text
 from addons.models import client
+from addons.models.section import Endpoint
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
@@ -22,7 +24,7 @@ from flows.training.ending import best
 from steps import score as scoring
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
-from steps.core.params import Endpoint, Evaluate, EvaluateParams, Judges, Policy, Ruler, Score
+from steps.core.params import Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import PAIRS, Pair, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
@@ -68,7 +70,7 @@ class Run:
     def __init__(self, folder: Path, server: Server, model: str) -> None:
         self.folder = folder / "run"
         endpoint = Endpoint(model=model, base_url=server.url, price_out=1.0)
-        self.score = Score(judges=Judges(ruler=1), ruler=Ruler(endpoint=endpoint, probes=0.25))
+        self.score = Score.model_validate({"judges": {"ruler": 1}, "ruler": Ruler(endpoint=endpoint, probes=0.25)})
         (self.folder / "scenarios").mkdir(parents=True)
         for split in ("val", "test"):
             made = Ruleless.scenarios(Ruleless.load(DATA), split, SCENARIOS, 1)
@@ -196,7 +198,7 @@ def test_trackers_and_pages_say_that_a_judge_measured_it(run: Run, tmp_path: Pat
 def other_judge(server: Server) -> Evaluate:
     """A judge that training does not ask, on the same server."""
     endpoint = Endpoint(model="held out", base_url=server.url)
-    return Evaluate(judge=Ruler(endpoint=endpoint, probes=0), sampled_attempts=0)
+    return Evaluate.model_validate({"judge": Ruler(endpoint=endpoint, probes=0), "sampled_attempts": 0})
 
 
 def test_a_judge_that_training_does_not_ask_tells_the_result(run: Run, server: Server) -> None:

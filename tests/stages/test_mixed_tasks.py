@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from addons.drawing.section import Curriculum
 from addons.models import players
 from environments.base import Scenario
 from environments.multiplication import Multiplication
@@ -20,7 +21,6 @@ from flows.terminal import report
 from flows.training import ending
 from steps.core.evaluations import Evaluation, TaskResult
 from steps.core.params import (
-    Curriculum,
     Evaluate,
     EvaluateParams,
     Policy,

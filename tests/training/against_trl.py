@@ -381,7 +381,9 @@ class Side:
                     policy=self.policy,
                     rollout=Rollout(temperature=TEMPERATURE),
                     update=update,
-                    score=Score(judges=Judges(rule=WEIGHTS["rule/a"], criteria=WEIGHTS["criteria/c"])),
+                    score=Score(
+                        judges=Judges.model_validate({"rule": WEIGHTS["rule/a"], "criteria": WEIGHTS["criteria/c"]})
+                    ),
                 ),
             )
             return gradients, parts, json.loads((out / "metrics.json").read_text())

@@ -336,7 +336,7 @@ def test_parts_of_a_reward_by_hand() -> None:
 def test_objectives_are_the_judges_parts(
     name: str, score: float, components: dict[str, float], expected: dict[str, tuple[float, float]]
 ) -> None:
-    judges = Judges(rule=1.0, ruler=3.0 if "ruler" in name else 0.0)
+    judges = Judges.model_validate({"rule": 1.0, "ruler": 3.0 if "ruler" in name else 0.0})
     reward = Reward(trajectory_id="s/0", scenario_id="s", name=name, score=score, success=None, components=components)
     assert objectives(reward, -0.25, judges) == expected | {"truncation": (-0.25, 1.0)}
 

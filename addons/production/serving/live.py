@@ -24,6 +24,8 @@ from steps.registry.model import CANARY, RegisteredModel
 
 SINCE, LOOKS = "canary_since", "canary_looks"  # tags of a version on trial
 WITHDRAWN = "withdrawn"
+ERRORS = 0.05  # largest probability of a wrong decision on a version, over all comparisons that are made
+DAYS = 14  # after which a canary that is not decided is withdrawn
 BACK = "rollback_looks"  # tag of a champion
 
 
@@ -93,16 +95,16 @@ def decide_canary(model: RegisteredModel, scores: Scores, settings: Serve, now: 
     looks = int(tags.get(LOOKS, 0))
     if comparison.is_due(looks, len(own), len(other), settings.min_feedback):
         model.client.set_model_version_tag(model.name, version, LOOKS, str(looks + 1))
-        compared = comparison.compare(own, other, looks + 1, settings.errors)
+        compared = comparison.compare(own, other, looks + 1, ERRORS)
         if compared.low >= -settings.max_drop:
             return promote(model, version, f"people's feedback on the canary: {compared}")
         if compared.high < 0:
             return withdraw(model, version, f"people's feedback on the canary: {compared}")
         return ""
     began = datetime.fromisoformat(since) if since else None
-    if began and (now or datetime.now(UTC)) - began > timedelta(days=settings.max_days):
+    if began and (now or datetime.now(UTC)) - began > timedelta(days=DAYS):
         counts = f"{len(own)} conversations with feedback, {len(other)} of the champion"
-        return withdraw(model, version, f"not decided in {settings.max_days:g} days ({counts})")
+        return withdraw(model, version, f"not decided in {DAYS} days ({counts})")
     return ""
 
 
@@ -131,7 +133,7 @@ def decide_champion(model: RegisteredModel, scores: Scores, settings: Serve, rol
     if not comparison.is_due(looks, len(own), len(other), settings.min_feedback):
         return ""
     model.client.set_model_version_tag(model.name, version, BACK, str(looks + 1))
-    compared = comparison.compare(own, other, looks + 1, settings.errors)
+    compared = comparison.compare(own, other, looks + 1, ERRORS)
     if compared.high >= -settings.rollback:
         return ""
     roll_back(f"people's feedback, champion against version {before}: {compared}")

@@ -34,6 +34,7 @@ from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
 from steps.core.errors import UserError
 from steps.core.ports import bring, need
+from steps.core.section import at
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
@@ -300,9 +301,9 @@ def load_task(root: Path, settings: Params) -> Task:
             except ValueError:
                 scenarios += _most(env, data, split, count // 2, settings.seed)
                 break
-    if settings.scenarios.generated:
+    if file := at(settings, "scenarios.generated"):
         generated = bring("generated", "supervised", "scenarios.generated")
-        for split, more in generated.read_generated(env, data, path / settings.scenarios.generated).items():
+        for split, more in generated.read_generated(env, data, path / file).items():
             drawn[split] += more
     distinct = {split: list({each.id: each for each in scenarios}.values()) for split, scenarios in drawn.items()}
     return Task(env, settings.task, data, distinct["train"], distinct["val"] + distinct["test"], settings.scenarios)

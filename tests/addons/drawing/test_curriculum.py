@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from addons.drawing import curriculum
 from addons.drawing.curriculum import Standing, draw, slice_of, weigh
+from addons.drawing.section import Curriculum
 from environments.base import Scenario
 from environments.multiplication import Multiplication
 from steps.core.errors import UserError
-from steps.core.params import Curriculum, Policy, Rollout, RolloutParams, Score, ScoreParams
+from steps.core.params import Policy, Rollout, RolloutParams, Score, ScoreParams
 from steps.core.records import Reward, Trajectory, Turn, read_records, write_records
 from steps.rollout import choose, rollout
 from steps.sampling import successes
@@ -229,7 +230,7 @@ class Played:
             task="multiplication",
             seed=3,
             policy=Policy(),
-            rollout=Rollout(scenarios=8, attempts=2, curriculum=settings),
+            rollout=Rollout.model_validate({"scenarios": 8, "attempts": 2, "curriculum": settings}),
         )
         files = {"successes": self.folder / "successes.json", "drawn": self.folder / "drawn.json"} | outputs
         rollout(

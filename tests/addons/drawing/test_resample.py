@@ -119,7 +119,7 @@ def test_the_stage_records_what_was_replaced_and_writes_the_same_bytes(
             task="multiplication",
             seed=1,
             policy=Policy(),
-            rollout=Rollout(scenarios=4, attempts=2, resample=count),
+            rollout=Rollout.model_validate({"scenarios": 4, "attempts": 2, "resample": count}),
         )
         files = tmp_path / "trajectories.parquet", tmp_path / "drawn.json"
         data = ROOT / "tasks_data/multiplication"

@@ -40,7 +40,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeVl
 
 
 def policy_of(fakes: list[FakeVllm], **more: Any) -> Policy:
-    settings = {"urls": [fake.url for fake in fakes], "wait_seconds": 5.0, "timeout_seconds": 5.0}
+    settings = {"urls": [fake.url for fake in fakes], "wait_seconds": 5.0}
     return Policy.model_validate({"kind": "server", "servers": settings | more})
 
 

@@ -15,9 +15,9 @@ import pytest
 import environments
 from addons.judges import criteria as judge
 from addons.judges.criteria import accuracy, alike, clamp, completeness, criteria, efficiency, satisfaction
+from addons.judges.section import Criteria
 from environments import tasks
 from environments.base import Env, Message, Outcome, Scenario, Split, use, words
-from steps.core.params import Criteria
 from steps.core.records import StopReason, Trajectory, Turn, read_records, write_records
 from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask

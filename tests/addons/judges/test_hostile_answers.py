@@ -14,9 +14,10 @@ import pytest
 
 from addons.judges import ruler
 from addons.judges.prompts import Group
+from addons.judges.section import Ruler
 from addons.models import client
+from addons.models.section import Endpoint
 from steps.core.errors import UserError
-from steps.core.params import Endpoint, Ruler
 from steps.core.records import Reward, read_records
 from steps.project.ledger import REPLIES, Ledger
 from tests.conftest import ROOT

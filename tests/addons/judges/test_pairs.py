@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from addons.judges import pairs, prompts
+from addons.judges.section import Ruler
 from addons.models import client
+from addons.models.section import Endpoint
 from environments.base import Scenario
 from environments.kit.agents import Result
 from environments.multiplication import Multiplication
 from environments.multiplication import scenario as product
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
-from steps.core.params import Endpoint, Judges, Ruler, Score
+from steps.core.params import Evaluate, EvaluateParams, Judges, Policy, Score
 from steps.core.records import Judgement, Order, Reward, Trajectory, write_records
 from steps.judging import rule
 from tests.support.judge_server import Judge
@@ -217,7 +219,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only the same scenarios can be compared"):
         compared(stored(tmp_path / "order", other[::-1]))
     with pytest.raises(UserError, match=r"the task has no rule, so only a judge .* set score\.judges\.rule: 0"):
-        rule.settings_of(RULED, "the task has no rule")
+        pairs.settings_of(
+            EvaluateParams(task="multiplication", policy=Policy(), evaluate=Evaluate(), score=RULED),
+            "the task has no rule",
+        )
 
 
 class Agent(Multiplication):
@@ -243,7 +248,7 @@ def test_which_tasks_have_a_rule_is_seen_by_their_attempts() -> None:
     assert not rule.has_rule(Ruleless, rewards(None, None), ended, RULED)
     with pytest.raises(UserError, match=r"1 attempts have a reward, and 1 have none \(t1 is the first\)"):
         rule.has_rule(Agent, rewards(1.0, None), ended, RULED)
-    alone = Score(judges=Judges(ruler=1), ruler=Ruler(endpoint=Endpoint(model="m")))
+    alone = Score.model_validate({"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m"}}})
     assert [rule.has_rule(Agent, rewards(None), broken, score) for score in (RULED, alone)] == [True, False]
 
 

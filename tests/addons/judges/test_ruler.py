@@ -22,11 +22,12 @@ import pytest
 from addons.judges import prompts, ruler
 from addons.judges import report as judge_report
 from addons.judges.prompts import Group
+from addons.judges.section import Ruler
 from addons.models import client
+from addons.models.section import Endpoint
 from benchmarks import judge_bias
 from environments.base import Message, Scenario, use
 from steps.core.errors import UserError
-from steps.core.params import Endpoint, Ruler
 from steps.core.records import Judgement, Reward, read_records
 from tests.conftest import ROOT
 from tests.support.judge_server import Judge, by_quality

@@ -12,8 +12,8 @@ import pytest
 
 from addons.models import answers, client
 from addons.models.client import CallFailed, Client, Reply, Request, ask_all
+from addons.models.section import Endpoint
 from steps.core.errors import UserError
-from steps.core.params import Endpoint
 from tests.support.hostile_judge import bomb
 from tests.support.openai_server import Body, Server, send
 

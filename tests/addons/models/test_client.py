@@ -19,8 +19,8 @@ import pytest
 
 from addons.models import client as llm
 from addons.models.client import CallFailed, Client, Reply, Request, ask_all
+from addons.models.section import Endpoint
 from steps.core.errors import UserError
-from steps.core.params import Endpoint
 from steps.core.progress import report_to
 from steps.project.ledger import Ledger
 from tests.conftest import ROOT
@@ -320,7 +320,7 @@ def test_a_server_that_counts_no_tokens() -> None:
 PROGRAM = """
 import sys
 from addons.models.client import Request, ask_all
-from steps.core.params import Endpoint
+from addons.models.section import Endpoint
 asked = [Request([{"role": "user", "content": str(number)}]) for number in range(40)]
 for reply in ask_all(Endpoint(model="m", base_url=sys.argv[1], max_connections=4), asked):
     print(reply.text)

@@ -13,20 +13,13 @@ import yaml
 
 import environments
 from addons.models import client, players
+from addons.models.section import Endpoint
 from environments.base import Env, Message, Scenario, is_error
 from steps import evaluate
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
-from steps.core.params import (
-    Endpoint,
-    EvaluateParams,
-    InitialiseParams,
-    Policy,
-    RolloutParams,
-    ScoreParams,
-    UpdateParams,
-)
+from steps.core.params import EvaluateParams, InitialiseParams, Policy, RolloutParams, ScoreParams, UpdateParams
 from steps.core.progress import take_measurements
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.runner import stage
@@ -48,7 +41,7 @@ def task(name: str, count: int = 6) -> tuple[type[Env], Any, list[tuple[Scenario
 
 
 def asking(server: Server, **changes: Any) -> Policy:
-    return Policy(kind="openai", endpoint=Endpoint(**{"model": "big", "base_url": server.url, **changes}))
+    return players.on_server(Endpoint(**{"model": "big", "base_url": server.url, **changes}))
 
 
 def transcript(trajectory: Trajectory, scenario: Scenario) -> list[Message]:
@@ -374,7 +367,7 @@ def test_a_model_on_a_server_is_shown_a_scenarios_pictures() -> None:
         return ",".join(part["type"] for part in body["messages"][0]["content"])
 
     with Server(answer) as server:
-        policy = Policy(kind="openai", endpoint=Endpoint(base_url=server.url, model="m"))
+        policy = players.on_server(Endpoint(base_url=server.url, model="m"))
         [scenario] = Colours.scenarios(None, "val", 1, 0)
         [played] = players.play(policy, Colours, None, [(scenario, 0)], prefix="p")
     assert played.trajectory.turns[0].message["content"] == "text,image_url,text"

@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from addons.models import prices
+from addons.models.section import Endpoint
 from steps.core.errors import UserError
-from steps.core.params import Endpoint
 
 
 def parse_endpoint(*words: str) -> Endpoint:

@@ -10,11 +10,12 @@ import pytest
 from addons.supervised import fine_tuning as sft
 from addons.supervised.section import Sft
 from steps.core.progress import report_to
+from steps.training import memory
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
 from tests.support import tiny
 
-SETTINGS = Sft(demonstrations=("x",), batch=4, epochs=2, learning_rate=0.01, warmup_steps=2)
+SETTINGS = Sft(demonstrations=("x",), batch=4, epochs=2, learning_rate=0.01)
 
 
 def by_trl(model: Any, rows: list[Any], tokenizer: Any, folder: Path) -> list[Any]:
@@ -80,16 +81,16 @@ def test_the_learning_rate_is_reached_however_few_the_steps(steps: int) -> None:
     assert max(rates) == pytest.approx(settings.learning_rate)
 
 
-def test_small_micro_batches_give_the_same_steps(tmp_path: Path) -> None:
+def test_small_micro_batches_give_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "tasks_data/multiplication/policy")
     policy, rows = tiny.make_policy(tmp_path / "base"), tiny.random_rows(40, 2)
     results = []
     for tokens in (64, 4096):
+        monkeypatch.setattr(memory, "TOKENS", tokens)
         trainer = Trainer(policy, seed=1)
-        settings = SETTINGS.model_copy(update={"batch": 20, "tokens_per_micro_batch": tokens})
-        sft.fine_tune(trainer, rows, settings, tokenizer, 5)
+        sft.fine_tune(trainer, rows, SETTINGS.model_copy(update={"batch": 20}), tokenizer, 5)
         results.append([value.detach().clone() for value in trainer.weights.values()])
     assert 0 < tiny.relative(*results) < 1e-4  # rounding alone
 

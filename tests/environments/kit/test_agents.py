@@ -187,7 +187,7 @@ def test_the_rule_is_what_the_agent_returned(result: Any, score: float | None, s
 
 
 def test_criteria_compare_what_the_agent_came_to() -> None:
-    from steps.core.params import Criteria
+    from addons.judges.section import Criteria
 
     scenario = Scenario.make("an_agent", "train", [{"role": "user", "content": "Hello?"}], {"answer": "Lima"})
     right, wrong = (
