@@ -112,14 +112,14 @@ def for_one_task(params: Params, key: str) -> None:
 
 def opened(place: str = "", *names: str) -> Callable[[type[S]], type[S]]:
     """Decorates a section of the core with what add-ons bring to this place; with `names`, these alone. What they would
-    bring that are not there may be written as empty or 0, which asks for nothing."""
-    prefix = f"{place}." if place else ""
+    bring that are not there may be written as what asks for nothing: null or 0, and {} for a key of the top level."""
+    prefix, nothing = (f"{place}.", (None, 0)) if place else ("", (None, 0, {}))
 
     def without_what_is_empty(cls: type[BaseModel], data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         lacking = {key for key in data if f"{prefix}{key}" in ports.SECTIONS and key not in cls.model_fields}
-        return {key: value for key, value in data.items() if key not in lacking or value not in (None, {}, 0)}
+        return {key: value for key, value in data.items() if key not in lacking or value not in nothing}
 
     def with_sections(kind: type[S]) -> type[S]:
         more, fields = list[type[BaseModel]](), dict[str, Any]()

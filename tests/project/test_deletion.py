@@ -218,7 +218,8 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     keys = sorted(key for key, addon in ports.SECTIONS.items() if addon == name)
     texts = [inside(key, SETTINGS[key]) for key in keys]
     texts += [inside("policy.kind", "ray"), inside("update.launcher", "ray")] * (name == "fleet")
-    empty = [each for key in keys for each in (inside(key, None), inside(key, {}))]
+    texts += [inside(key, {}) for key in keys if "." in key]  # `rollout.curriculum: {}` asks for one with its defaults
+    empty = [inside(key, nothing) for key in keys for nothing in ((None, 0) if "." in key else (None, 0, {}))]
     options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
     program, who = NEEDING.get(name, ("", ""))
     programs = [program] * bool(program)
@@ -232,7 +233,11 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     sentences = [f"{key} is brought by the add-on {name}, which addons/ does not have (there: {there})" for key in keys]
     lacking = "ray is brought by an add-on that addons/ does not have (there: {})".format
     more = [f"policy.kind: {lacking('none')}", f"update.launcher: {lacking('accelerate')}"] * (name == "fleet")
-    assert seen["refused"] == [*(f"params.yaml: {each}" for each in [*sentences, *more]), *(None for _ in empty)]
+    again = [sentence for key, sentence in zip(keys, sentences, strict=True) if "." in key]
+    assert seen["refused"] == [
+        *(f"params.yaml: {each}" for each in [*sentences, *more, *again]),
+        *(None for _ in empty),
+    ]
     assert seen["options"] == [f"params.yaml: {sentence}" for sentence in sentences]
     assert seen["needed"] == [f"{who} needs the add-on {name}, which addons/ does not have (there: {there})"] * bool(
         who
