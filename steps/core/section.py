@@ -113,7 +113,8 @@ def for_one_task(params: Params, key: str) -> None:
 def opened(place: str = "", *names: str) -> Callable[[type[S]], type[S]]:
     """Decorates a section of the core with what add-ons bring to this place; with `names`, these alone. What they would
     bring that are not there may be written as what asks for nothing: null or 0, and {} for a key of the top level."""
-    prefix, nothing = (f"{place}.", (None, 0)) if place else ("", (None, 0, {}))
+    prefix = f"{place}." if place else ""
+    nothing: list[Any] = [None, 0] if place else [None, 0, {}]
 
     def without_what_is_empty(cls: type[BaseModel], data: Any) -> Any:
         if not isinstance(data, dict):

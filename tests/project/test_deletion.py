@@ -219,7 +219,8 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     texts = [inside(key, SETTINGS[key]) for key in keys]
     texts += [inside("policy.kind", "ray"), inside("update.launcher", "ray")] * (name == "fleet")
     texts += [inside(key, {}) for key in keys if "." in key]  # `rollout.curriculum: {}` asks for one with its defaults
-    empty = [inside(key, nothing) for key in keys for nothing in ((None, 0) if "." in key else (None, 0, {}))]
+    nothing: list[Any] = [None, 0, {}]
+    empty = [inside(key, value) for key in keys for value in (nothing[:2] if "." in key else nothing)]
     options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
     program, who = NEEDING.get(name, ("", ""))
     programs = [program] * bool(program)
