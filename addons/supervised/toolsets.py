@@ -55,11 +55,7 @@ def toolsets(seed: int) -> Iterator[ToolSet]:
     """Endless sets; same seed, same sets."""
     rng = Random(f"toolsets {seed}")
     while True:
-        if rng.random() < 0.05:
-            yield ToolSet("", [], [texts_alone(rng) for _ in range(REQUESTS)])
-            continue
-        made = about(rng)
-        yield made
+        yield ToolSet("", [], [texts_alone(rng) for _ in range(REQUESTS)]) if rng.random() < 0.05 else about(rng)
 
 
 def about(rng: Random) -> ToolSet:
