@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from addons.planning.workload import Episodes
 from steps.core.params import Params
+from steps.core.parquet import read_columns
 from steps.core.records import ITERATION_STAGES
 from steps.project.lock import read_lock
 
@@ -32,9 +33,8 @@ def last(root: Path) -> Run | None:
         if trajectories.exists() and all(path.exists() for path in timings.values()):
             lock = read_lock(root)
             recorded: dict[str, Any] = {}
-            for stage in ITERATION_STAGES:
-                recorded |= lock.get(f"{stage}@{folder.name}", {}).get("params", {}).get("params.yaml", {})
-            recorded |= lock.get("scenarios", {}).get("params", {}).get("params.yaml", {})
+            for name in (*(f"{stage}@{folder.name}" for stage in ITERATION_STAGES), "scenarios"):
+                recorded |= lock.get(name, {}).get("params", {}).get("params.yaml", {})
             if "rollout" not in recorded:
                 return None
             params = Params.model_validate(
@@ -47,10 +47,8 @@ def last(root: Path) -> Run | None:
 
 def episodes(path: Path) -> Episodes:
     """The mean episode in a file of trajectories."""
-    import pyarrow.parquet as parquet
-
     prompts, turns, sampled, observed = [], [], [], []
-    for played in parquet.read_table(path, columns=["turns"]).column("turns").to_pylist():
+    for played in read_columns(path, ["turns"])["turns"].to_pylist():
         if not played:
             continue
         made = [len(turn["completion_ids"]) for turn in played]

@@ -162,32 +162,25 @@ def _cure(plan: Plan) -> str:
 def knobs(plan: Plan) -> list[tuple[str, Plan]]:
     """Single changes of parameters that may help, each with its plan."""
     params, plans = plan.params, []
-    tokens, rank = params.update.tokens_per_micro_batch or TOKENS, params.policy.lora.rank
-    half = params.policy.lora.model_copy(update={"rank": max(1, rank // 2)})
-    changes: list[tuple[str, str, dict[str, Any]]] = [
-        ("policy.dtype=bfloat16", "policy", {"dtype": "bfloat16"}),
-        ("update.gradient_checkpointing=true", "update", {"gradient_checkpointing": True}),
-        ("update.gradient_checkpointing=false", "update", {"gradient_checkpointing": False}),
-        (
-            f"update.tokens_per_micro_batch={max(64, tokens // 4)}",
-            "update",
-            {"tokens_per_micro_batch": max(64, tokens // 4)},
-        ),
-        (f"update.tokens_per_micro_batch={tokens * 4}", "update", {"tokens_per_micro_batch": tokens * 4}),
-        ("update.steps_per_generation=4", "update", {"steps_per_generation": 4}),
-        ("update.beta=0 (no KL term)", "update", {"beta": 0.0}),
-        (f"policy.lora.rank={max(1, rank // 2)}", "policy", {"lora": half}),
-        ("evaluate.sampled_attempts=0", "evaluate", {"sampled_attempts": 0}),
-        (f"scenarios.val={max(1, params.scenarios.val // 2)}", "scenarios", {"val": max(1, params.scenarios.val // 2)}),
+    tokens, rank = params.update.tokens_per_micro_batch or TOKENS, max(1, params.policy.lora.rank // 2)
+    changes: list[tuple[str, str, Any, str]] = [  # section, key, value, and how that is written where not as in Python
+        ("policy", "dtype", "bfloat16", ""),
+        ("update", "gradient_checkpointing", True, "true"),
+        ("update", "gradient_checkpointing", False, "false"),
+        ("update", "tokens_per_micro_batch", max(64, tokens // 4), ""),
+        ("update", "tokens_per_micro_batch", tokens * 4, ""),
+        ("update", "steps_per_generation", 4, ""),
+        ("update", "beta", 0.0, "0 (no KL term)"),
+        ("policy", "lora", params.policy.lora.model_copy(update={"rank": rank}), f"{rank}"),
+        ("evaluate", "sampled_attempts", 0, ""),
+        ("scenarios", "val", max(1, params.scenarios.val // 2), ""),
+        *(("policy", "gpu_memory", share, "") for share in (0.3, 0.4, 0.6, 0.7, 0.8) if plan.machine.is_card),
     ]
-    if plan.machine.is_card:
-        changes += [
-            (f"policy.gpu_memory={share}", "policy", {"gpu_memory": share}) for share in (0.3, 0.4, 0.6, 0.7, 0.8)
-        ]
-    for text, section, change in changes:
+    for section, key, value, written in changes:
         before = getattr(params, section)
-        if any(getattr(before, name) != value for name, value in change.items()):
-            changed = params.model_copy(update={section: before.model_copy(update=change)})
+        if getattr(before, key) != value:
+            changed = params.model_copy(update={section: before.model_copy(update={key: value})})
+            text = f"{section}.{'lora.rank' if key == 'lora' else key}={written or value}"
             plans.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
     return plans
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from addons.planning import cards, gguf, measured, models, plan, shapes, speed, table, workload
-from addons.planning.__main__ import alike, given, planned
+from addons.planning import cards, gguf, measured, models, plan, shapes, speed, workload
+from addons.planning.__main__ import alike, given, planned, table
 from addons.planning.cards import CARDS, GIB, Machine
 from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
@@ -336,4 +336,4 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_loads(monkeypatch: pyt
 
 
 def test_the_table_in_the_docs_is_the_commands() -> None:
-    assert table.table() in (ROOT / "docs" / "gpu.md").read_text()
+    assert table() in (ROOT / "docs" / "gpu.md").read_text()
