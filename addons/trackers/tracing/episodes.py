@@ -92,13 +92,12 @@ def _generation(
 ) -> dict[str, Any]:
     """Attributes of one completion: prompt and answer, for MLflow in the form of OpenAI's chat completions."""
     settings = {"temperature": about.temperature, "max_tokens": about.max_tokens}
-    facts: dict[str, Any] = {"finish_reason": turn.finish_reason}
-    if turn.logprobs:
-        facts["mean_logprob"] = round(sum(turn.logprobs) / len(turn.logprobs), 6)
-    if latency is not None:
-        facts["latency_seconds"] = round(latency, 5)
-    if thoughts := reasoning(message):
-        facts["reasoning"] = thoughts
+    facts = {  # those that are None are left out of the span
+        "finish_reason": turn.finish_reason,
+        "mean_logprob": round(sum(turn.logprobs) / len(turn.logprobs), 6) if turn.logprobs else None,
+        "latency_seconds": None if latency is None else round(latency, 5),
+        "reasoning": reasoning(message) or None,
+    }
     choice = f'{{"index": 0, "message": {answer}, "finish_reason": {as_json(turn.finish_reason)}}}'
     attributes = {
         "langfuse.observation.input": prompt,
