@@ -208,8 +208,9 @@ def fit(model: Qwen3ForCausalLM, steps: int, learning_rate: float, losses: Calla
     others = [value for value in model.parameters() if value.dim() <= 1]
     groups = [{"params": decay, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+    whole = 3 if steps == 2 else steps  # of two steps it would divide by 0
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=steps, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
+        optimizer, learning_rate, total_steps=whole, pct_start=min(0.5, WARM_UP / steps), cycle_momentum=False
     )
     model.train()
     for step in range(steps):
