@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import environments
-from addons.planning import cards, measured, models, plan, shapes, workload
+from addons.planning import cards, models, plan, shapes, workload
 from addons.planning.cards import CARDS, Machine
 from addons.planning.models import COMMON
 from addons.planning.shapes import Shape
@@ -62,7 +62,7 @@ def main() -> int:
             )
         shape = models.shape_of(params.policy)
         machine = CARDS[options.gpu] if options.gpu else cards.this_machine(params.policy.threads)
-        last = measured.last(Path.cwd())
+        last = workload.last_run(Path.cwd())
         if last and last.params.task != params.task:
             last = None
         if options.episode:
@@ -91,7 +91,7 @@ def given(text: str) -> Episodes:
     return Episodes(prompt, turns, sampled, observed, "as given")
 
 
-def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, last: measured.Run | None) -> plan.Plan:
+def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, last: workload.Run | None) -> plan.Plan:
     """The plan; on this machine's CPU its seconds are corrected by those of the last run, where that had the same model."""
     same = last is not None and not machine.is_card and alike(last.params, params)
     if not same or last is None:

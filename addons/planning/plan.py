@@ -17,14 +17,19 @@ from addons.planning.memory import Memory
 from addons.planning.shapes import Shape
 from addons.planning.speed import Seconds
 from addons.planning.workload import Batch, Episodes
+from flows.training.start import read_origin
 from steps.core.errors import UserError
+from steps.policy import adapter
 from steps.training.memory import TOKENS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from steps.core.params import Params
 
 SLACK = 1.1  # share of a machine's memory above which a run is refused: a plan may be 10 % too high
 WORTH = 0.97  # a knob is named where an iteration would take less than this share of the time
+ADAPTERS = {"policy": ("policy", "policy.start_from"), "opponent": ("champion", "rollout.opponent")}
 WHAT = {
     "products": "products of matrices",
     "attention": "attention",
@@ -60,7 +65,7 @@ def make(
     factors: dict[str, float] | None = None,
     rates: str = "",
 ) -> Plan:
-    """The plan. `factors`: measured / planned seconds of stages, where a run was measured (addons/planning/measured.py);
+    """The plan. `factors`: measured / planned seconds of stages, where a run was measured (`workload.last_run`);
     `rates` says where the seconds are from."""
     factors, original = factors or {}, params
     params = memory.settled(shape, params, machine, episodes.length)
@@ -128,6 +133,27 @@ def check(params: Params) -> None:
     shortest = Episodes(1, 1, 1, 0, "the shortest there are")
     if refused := refusal(make(params, shape, machine, shortest), SLACK):
         raise UserError(f"{refused} (`make plan` shows the parts)")
+
+
+def check_adapters(root: Path, params: Params, folder: Path) -> None:
+    """UserError where an adapter in `folder` has other weights than one of the policy, whose shape can be read here."""
+    policy, origin = params.policy, read_origin(folder) or {}
+    try:
+        shape = models.at_hand(policy)
+    except UserError:
+        return
+    for name, (place, key) in ADAPTERS.items():
+        if shape is None or name not in origin:
+            continue
+        sizes = adapter.shapes(folder / place / adapter.FILES[1])
+        weights = sum(size[0] * size[1] for size in sizes.values() if len(size) == 2)
+        if weights != shape.lora(policy.lora.rank):
+            layers = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in sizes})
+            raise UserError(
+                f"{key}: {origin[name]['resolved']} has {weights:,} weights, in {', '.join(layers)}, and an adapter of "
+                f"{policy.base_model} has {shape.lora(policy.lora.rank):,}, in all linear layers: it is of other layers or "
+                "of another model"
+            )
 
 
 def unplanned(params: Params) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from addons.planning import cards, gguf, measured, models, plan, shapes, speed, workload
+from addons.planning import cards, gguf, models, plan, shapes, speed, workload
 from addons.planning.__main__ import alike, given, planned, table
 from addons.planning.cards import CARDS, GIB, Machine
 from addons.planning.models import COMMON
@@ -165,11 +165,11 @@ def test_the_last_run_gives_episodes_and_corrects_the_seconds(tmp_path: Path) ->
     write_records([whole, whole.model_copy(update={"id": "u"})], folder / "trajectories.parquet")
     for output in ITERATION_STAGES.values():
         (folder / "timings" / f"{output}.json").write_text(json.dumps({"stage": output, "seconds": 3.0}))
-    assert measured.last(tmp_path) is None  # dvc.lock does not say what made it
+    assert workload.last_run(tmp_path) is None  # dvc.lock does not say what made it
     recorded = yaml.safe_load((ROOT / "params.yaml").read_text())
     entry = {"cmd": "c", "deps": [], "outs": [], "params": {"params.yaml": recorded}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"rollout@001": entry}}))
-    last = measured.last(tmp_path)
+    last = workload.last_run(tmp_path)
     assert last is not None
     assert last.episodes[:4] == (50, 2, 3, 6)
     shape = shapes.read(ROOT / "tasks_data/embedded_policy/config.json")
