@@ -26,9 +26,8 @@ from steps.core.terminal import command_parser
 if TYPE_CHECKING:
     from steps.core.params import Policy
 
-CHARACTERS = (
-    3  # a token, where no tokenizer is at hand; eight real servers have 2.7 to 5.2 by tasks_data/general_policy
-)
+# Of a token, where no tokenizer is at hand; eight real servers have 2.7 to 5.2 by tasks_data/general_policy.
+CHARACTERS = 3
 LONGEST = 3  # tools that are named
 
 

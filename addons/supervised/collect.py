@@ -122,11 +122,8 @@ def identity(line: str) -> str:
 
 def of_file(root: Path, name: str, task: str) -> list[str]:
     """The lines of a file, in tasks_data/<task>/ or at a path, each with a source. UserError where none is usable."""
-    paths = [
-        Path("tasks_data") / task / name,
-        Path(name),
-        root / name,
-    ]  # the last in a worktree of the project in `root`
+    # The last one in a worktree of the project in `root`.
+    paths = [Path("tasks_data") / task / name, Path(name), root / name]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise UserError(f"sft.demonstrations: there is no file {paths[0]}, and none at {name}; see docs/start.md")
