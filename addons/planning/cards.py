@@ -26,7 +26,6 @@ class Machine(NamedTuple):
     float32: float  # the same in float32, without TF32
     bandwidth: float  # bytes a second, of memory
     is_card: bool
-    threads: int = 0  # of a CPU
     price: float | None = None  # an hour, as a cloud commonly asks; a stated figure
 
     @property
@@ -37,7 +36,7 @@ class Machine(NamedTuple):
 
 # name, GiB that CUDA reports, TFLOP/s bfloat16 and float32, GB/s, dollars an hour (on demand, 2025; ask with --price)
 CARDS = {
-    name: Machine(name, gib * GIB, bfloat16 * 1e12, float32 * 1e12, gigabytes * 1e9, True, price=price)
+    name: Machine(name, gib * GIB, bfloat16 * 1e12, float32 * 1e12, gigabytes * 1e9, True, price)
     for name, gib, bfloat16, float32, gigabytes, price in (
         ("a10g-24", 22.0, 70, 31, 600, 1.0),
         ("4090-24", 23.6, 165, 82.6, 1008, 0.5),
@@ -57,7 +56,7 @@ def this_machine(threads: int) -> Machine:
     command = [sys.executable, "-m", "addons.planning.rates", str(threads)]
     printed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
     product, copy = (float(word) for word in printed.split())
-    return Machine("this machine", memory(), product * bfloat16_gain(), product, copy, False, threads)
+    return Machine("this machine", memory(), product * bfloat16_gain(), product, copy, False)
 
 
 def card_here() -> Machine | None:

@@ -24,7 +24,7 @@ from steps.core.records import ITERATION_STAGES, Trajectory, Turn, write_records
 from tests.conftest import ROOT, python, run
 
 EPISODES = Episodes(400, 3, 60, 80, "as given")
-CPU = Machine("this machine", 24 * GIB, 4e11, 2e11, 3e10, False, 2)
+CPU = Machine("this machine", 24 * GIB, 4e11, 2e11, 3e10, False)
 
 
 def made(machine: Machine = CPU, model: str = "tasks_data/embedded_policy", **sections: dict[str, Any]) -> plan.Plan:
