@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,20 +27,18 @@ class Indexed(NamedTuple):
 
 def index(root: Path, ledger: Ledger, iterations: Sequence[str] | None = None) -> Indexed:
     """Add what a project's folder holds, in one transaction. `iterations`: only these, as a flow does after each."""
-
-    def add(connection: sa.Connection) -> Indexed:
-        reader = Reader(root.resolve(), runs(connection))
-        return _add(connection, reader.parts(iterations), reader.left_out)
-
-    return ledger.change(add)
+    return _read(root, ledger, lambda reader: reader.parts(iterations))
 
 
 def add_verdict(root: Path, ledger: Ledger, path: str) -> Indexed:
     """Add the verdict in a folder of run/promote, as the flow does that gave it."""
+    return _read(root, ledger, lambda reader: [reader.verdict(path)])
 
+
+def _read(root: Path, ledger: Ledger, parts: Callable[[Reader], Iterable[Rows]]) -> Indexed:
     def add(connection: sa.Connection) -> Indexed:
         reader = Reader(root.resolve(), runs(connection))
-        return _add(connection, [reader.verdict(path)], reader.left_out)
+        return _add(connection, parts(reader), reader.left_out)
 
     return ledger.change(add)
 

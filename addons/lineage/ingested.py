@@ -10,11 +10,11 @@ named by its key, which holds a hash of its producer's id.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from addons.lineage.tables import NodeKey, Rows
+from steps.core.files import json_lines
 from steps.policy.adapter import adapter_hash
 from steps.project.lock import Lock, file_md5, folder_md5
 
@@ -32,8 +32,8 @@ def ingested(root: Path, lock: Lock) -> Rows:
             if path.exists():
                 dataset = rows.node(("dataset", file_md5(path)), path=path.relative_to(root).as_posix())
                 rows.edge(dataset, "part", whole)
-                for row in _rows(path):
-                    _conversation(rows, row, dataset)
+                for line in filter(None, json_lines(path)):
+                    _conversation(rows, json.loads(line), dataset)
     for entry in lock.values():
         deps = [dep for dep in entry.get("deps") or () if dep["path"].split("/")[0] == FOLDER and dep.get("md5")]
         for out in entry.get("outs") or () if deps else ():
@@ -50,7 +50,3 @@ def _conversation(rows: Rows, row: dict[str, Any], dataset: NodeKey) -> None:
     if "split" in row and "id" in row:
         scenario = rows.node(("scenario", row["id"]), task=row["task"], split=row["split"])
         rows.edge(conversation, "became", scenario)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)

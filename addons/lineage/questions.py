@@ -115,10 +115,8 @@ def forward(kind: str, name: str, ledger: Ledger, root: Path | None = None) -> I
     """The adapters, and versions in the registry, that a node of any of KINDS affected."""
     with reading(ledger) as connection:
         name = find(connection, kind, name)
-        walk, own = (
-            _walk((kind, name), up=False),
-            _walk((kind, name), up=False, without=("sampled", "faced", "continued")),
-        )
+        walk = _walk((kind, name), up=False)
+        own = _walk((kind, name), up=False, without=("sampled", "faced", "continued"))
         trained = set(connection.scalars(sa.select(walk.c.id).where(walk.c.kind == "adapter")))
         direct = set(connection.scalars(sa.select(own.c.id).where(own.c.kind == "adapter")))
         tried = _edges(walk, "child").where(EDGES.c.role == "evaluated", EDGES.c.parent_kind == "adapter")

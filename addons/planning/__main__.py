@@ -11,22 +11,28 @@ their sources are in addons/planning/.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from addons.planning import cards, measured, models, plan, workload
+import environments
+from addons.planning import cards, models, plan, shapes, workload
 from addons.planning.cards import CARDS, Machine
+from addons.planning.models import COMMON
 from addons.planning.shapes import Shape
 from addons.planning.workload import Episodes
 from flows.repro.parameters import set_params
 from flows.terminal.command import run_command
 from steps.core.errors import UserError
 from steps.core.params import Params
+from steps.core.terminal import command_parser
+
+# Of the table in docs/gpu.md.
+EPISODES = Episodes(900, 4, 200, 100, "as the table's")
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # policy.gpu_memory: the first that fits counts
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m addons.planning", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("addons.planning", __doc__)
     parser.add_argument("--task", help="the task, with its preset where it is another than that of params.yaml")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="as in flows.train; nothing is written"
@@ -45,8 +51,6 @@ def main() -> int:
 
     def work() -> int:
         if options.table:
-            from addons.planning.table import table
-
             print(table())
             return 0
         if options.price is not None and not 0 <= options.price < float("inf"):
@@ -57,11 +61,14 @@ def main() -> int:
                 f"{setting} cannot be planned yet: the formulas are of one process, one card and weights of 16 or 32 bits"
             )
         shape = models.shape_of(params.policy)
-        machine = cards.card(options.gpu) if options.gpu else cards.this_machine(params.policy.threads)
-        last = measured.last(Path.cwd())
+        machine = CARDS[options.gpu] if options.gpu else cards.this_machine(params.policy.threads)
+        last = workload.last_run(Path.cwd())
         if last and last.params.task != params.task:
             last = None
-        episodes = given(options.episode) if options.episode else expected(params, last)
+        if options.episode:
+            episodes = given(options.episode)
+        else:  # as long as those of the last run of this task, or as assumed
+            episodes = last.episodes if last else workload.assumed(params, environments.load(params.task).max_turns)
         price = machine.price if options.price is None else options.price
         made = planned(params, shape, machine, episodes, last)
         print(plan.report(made, price))
@@ -84,14 +91,7 @@ def given(text: str) -> Episodes:
     return Episodes(prompt, turns, sampled, observed, "as given")
 
 
-def expected(params: Params, last: measured.Run | None) -> Episodes:
-    """Episodes as long as those of the last run of this task, or as assumed."""
-    import environments
-
-    return last.episodes if last else workload.assumed(params, environments.load(params.task).max_turns)
-
-
-def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, last: measured.Run | None) -> plan.Plan:
+def planned(params: Params, shape: Shape, machine: Machine, episodes: Episodes, last: workload.Run | None) -> plan.Plan:
     """The plan; on this machine's CPU its seconds are corrected by those of the last run, where that had the same model."""
     same = last is not None and not machine.is_card and alike(last.params, params)
     if not same or last is None:
@@ -106,6 +106,40 @@ def alike(run: Params, other: Params) -> bool:
     """Whether two runs have the same model in the same type on as many threads."""
     keys = ("base_model", "revision", "dtype", "threads")
     return all(getattr(run.policy, key) == getattr(other.policy, key) for key in keys)
+
+
+def params_of(model: str, share: float) -> Params:
+    """The table's configuration of a model."""
+    return Params.model_validate(
+        {
+            "policy": {"base_model": model, "dtype": "bfloat16", "context": 8192, "gpu_memory": share},
+            "rollout": {"max_tokens": 512},
+            "evaluate": {"max_tokens": 512},
+        }
+    )
+
+
+def cell(model: str, card: Machine) -> str:
+    """Seconds and dollars of an iteration, and the engine's share of the card where the largest does not fit; – where none
+    does."""
+    shape = shapes.of(COMMON[model], model)
+    for share in SHARES:
+        made = plan.make(params_of(model, share), shape, card, EPISODES)
+        if not plan.refusal(made):
+            seconds = made.seconds
+            smaller = "" if share == SHARES[0] else f" ({share})"
+            return f"{seconds:.0f} s, ${seconds / 3600 * (card.price or 0):.2f}{smaller}"
+    return "–"
+
+
+def table() -> str:
+    """The table in Markdown: a row of each model, a column of each card."""
+    lines = [
+        f"| model | {' | '.join(CARDS)} |",
+        f"|---|{'---|' * len(CARDS)}",
+    ]
+    lines += [f"| {' | '.join([model, *(cell(model, card) for card in CARDS.values())])} |" for model in COMMON]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

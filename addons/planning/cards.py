@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from steps.core.errors import UserError
-
 GIB = 2**30
 
 
@@ -28,7 +26,6 @@ class Machine(NamedTuple):
     float32: float  # the same in float32, without TF32
     bandwidth: float  # bytes a second, of memory
     is_card: bool
-    threads: int = 0  # of a CPU
     price: float | None = None  # an hour, as a cloud commonly asks; a stated figure
 
     @property
@@ -37,31 +34,20 @@ class Machine(NamedTuple):
         return "its maker's figures; seconds are estimates, ±40 %" if self.is_card else "measured just now"
 
 
-def _card(name: str, gib: float, bfloat16: float, float32: float, gigabytes: float, price: float) -> Machine:
-    return Machine(name, gib * GIB, bfloat16 * 1e12, float32 * 1e12, gigabytes * 1e9, True, price=price)
-
-
 # name, GiB that CUDA reports, TFLOP/s bfloat16 and float32, GB/s, dollars an hour (on demand, 2025; ask with --price)
 CARDS = {
-    card.name: card
-    for card in (
-        _card("a10g-24", 22.0, 70, 31, 600, 1.0),
-        _card("4090-24", 23.6, 165, 82.6, 1008, 0.5),
-        _card("l40s-48", 44.4, 362, 91.6, 864, 1.5),
-        _card("a100-40", 39.4, 312, 19.5, 1555, 1.5),
-        _card("a100-80", 79.1, 312, 19.5, 2039, 2.0),
-        _card("h100-80", 79.1, 989, 67, 3350, 3.0),
-        _card("h200-141", 139.8, 989, 67, 4800, 3.8),
-        _card("b200-192", 178.0, 2250, 80, 8000, 6.0),
+    name: Machine(name, gib * GIB, bfloat16 * 1e12, float32 * 1e12, gigabytes * 1e9, True, price)
+    for name, gib, bfloat16, float32, gigabytes, price in (
+        ("a10g-24", 22.0, 70, 31, 600, 1.0),
+        ("4090-24", 23.6, 165, 82.6, 1008, 0.5),
+        ("l40s-48", 44.4, 362, 91.6, 864, 1.5),
+        ("a100-40", 39.4, 312, 19.5, 1555, 1.5),
+        ("a100-80", 79.1, 312, 19.5, 2039, 2.0),
+        ("h100-80", 79.1, 989, 67, 3350, 3.0),
+        ("h200-141", 139.8, 989, 67, 4800, 3.8),
+        ("b200-192", 178.0, 2250, 80, 8000, 6.0),
     )
 }
-
-
-def card(name: str) -> Machine:
-    """A card by its name. UserError with the known names."""
-    if name not in CARDS:
-        raise UserError(f"--gpu {name}: there are figures of {', '.join(CARDS)} only")
-    return CARDS[name]
 
 
 def this_machine(threads: int) -> Machine:
@@ -70,7 +56,7 @@ def this_machine(threads: int) -> Machine:
     command = [sys.executable, "-m", "addons.planning.rates", str(threads)]
     printed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
     product, copy = (float(word) for word in printed.split())
-    return Machine("this machine", memory(), product * bfloat16_gain(), product, copy, False, threads)
+    return Machine("this machine", memory(), product * bfloat16_gain(), product, copy, False)
 
 
 def card_here() -> Machine | None:

@@ -18,6 +18,16 @@ SIZES = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
 TEXT, LIST = 8, 9
 LONGEST = 2**24  # bytes of a text or entries of a list, above which a file is not believed
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
+NAMES = {  # in config.json -> in the file; {} is the architecture
+    "hidden_size": "{}.embedding_length",
+    "intermediate_size": "{}.feed_forward_length",
+    "num_hidden_layers": "{}.block_count",
+    "num_attention_heads": "{}.attention.head_count",
+    "num_key_value_heads": "{}.attention.head_count_kv",
+    "head_dim": "{}.attention.key_length",
+    "max_position_embeddings": "{}.context_length",
+    "vocab_size": "tokenizer.ggml.tokens",
+}
 
 
 def read(path: Path) -> shapes.Shape:
@@ -30,23 +40,8 @@ def read(path: Path) -> shapes.Shape:
     kind = str(values.get("general.architecture"))
     if kind not in ARCHITECTURES:
         raise UserError(f"{path}: no plan can be made for a model of the type {kind!r} in a GGUF file")
-
-    def number(name: str) -> Any:
-        return values.get(f"{kind}.{name}")
-
-    config = {
-        "model_type": kind,
-        "hidden_size": number("embedding_length"),
-        "intermediate_size": number("feed_forward_length"),
-        "num_hidden_layers": number("block_count"),
-        "num_attention_heads": number("attention.head_count"),
-        "num_key_value_heads": number("attention.head_count_kv"),
-        "head_dim": number("attention.key_length"),
-        "max_position_embeddings": number("context_length"),
-        "vocab_size": values.get("tokenizer.ggml.tokens"),
-        "tie_word_embeddings": "output.weight" not in tensors,
-    }
-    return shapes.of({name: value for name, value in config.items() if value is not None}, str(path))
+    config = {name: values[own] for name, key in NAMES.items() if (own := key.format(kind)) in values}
+    return shapes.of(config | {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}, str(path))
 
 
 def _header(file: BinaryIO) -> tuple[dict[str, Any], set[str]]:
@@ -71,8 +66,10 @@ def _value(file: BinaryIO, kind: int) -> Any:
     """A value; of a list the number of its entries."""
     if kind == TEXT:
         return _text(file)
+    if kind in SIZES:
+        return _number(file, SIZES[kind])
     if kind != LIST:
-        return _number(file, SIZES[kind]) if kind in SIZES else _unknown(kind)
+        raise ValueError(f"a value of the unknown type {kind}")
     inner, count = _number(file, "<I"), _number(file, "<Q")
     if count > LONGEST:
         raise ValueError(f"a list of {count} entries")
@@ -82,10 +79,6 @@ def _value(file: BinaryIO, kind: int) -> Any:
         for _ in range(count):
             _value(file, inner)
     return count
-
-
-def _unknown(kind: int) -> Any:
-    raise ValueError(f"a value of the unknown type {kind}")
 
 
 def _number(file: BinaryIO, form: str) -> Any:

@@ -56,9 +56,8 @@ def at_hand(policy: Policy) -> shapes.Shape | None:
     """The shape of policy.base_model, where its config.json is on this machine or the model is a common one; else None."""
     path = Path(policy.base_model)
     if path.suffix == ".gguf":
-        name = path.name.partition(".")[
-            0
-        ]  # without the quantisation: a file that is still to be downloaded has no header
+        # Without the quantisation: a file that is still to be downloaded has no header.
+        name = path.name.partition(".")[0]
         named = [config for common, config in COMMON.items() if common.rpartition("/")[2] == name]
         return gguf.read(path) if path.is_file() else shapes.of(named[0], name) if named else None
     if config := config_of(policy):

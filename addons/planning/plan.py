@@ -17,14 +17,19 @@ from addons.planning.memory import Memory
 from addons.planning.shapes import Shape
 from addons.planning.speed import Seconds
 from addons.planning.workload import Batch, Episodes
+from flows.training.start import read_origin
 from steps.core.errors import UserError
+from steps.policy import adapter
 from steps.training.memory import TOKENS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from steps.core.params import Params
 
 SLACK = 1.1  # share of a machine's memory above which a run is refused: a plan may be 10 % too high
 WORTH = 0.97  # a knob is named where an iteration would take less than this share of the time
+ADAPTERS = {"policy": ("policy", "policy.start_from"), "opponent": ("champion", "rollout.opponent")}
 WHAT = {
     "products": "products of matrices",
     "attention": "attention",
@@ -60,7 +65,7 @@ def make(
     factors: dict[str, float] | None = None,
     rates: str = "",
 ) -> Plan:
-    """The plan. `factors`: measured / planned seconds of stages, where a run was measured (addons/planning/measured.py);
+    """The plan. `factors`: measured / planned seconds of stages, where a run was measured (`workload.last_run`);
     `rates` says where the seconds are from."""
     factors, original = factors or {}, params
     params = memory.settled(shape, params, machine, episodes.length)
@@ -130,6 +135,27 @@ def check(params: Params) -> None:
         raise UserError(f"{refused} (`make plan` shows the parts)")
 
 
+def check_adapters(root: Path, params: Params, folder: Path) -> None:
+    """UserError where an adapter in `folder` has other weights than one of the policy, whose shape can be read here."""
+    policy, origin = params.policy, read_origin(folder) or {}
+    try:
+        shape = models.at_hand(policy)
+    except UserError:
+        return
+    for name, (place, key) in ADAPTERS.items():
+        if shape is None or name not in origin:
+            continue
+        sizes = adapter.shapes(folder / place / adapter.FILES[1])
+        weights = sum(size[0] * size[1] for size in sizes.values() if len(size) == 2)
+        if weights != shape.lora(policy.lora.rank):
+            layers = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in sizes})
+            raise UserError(
+                f"{key}: {origin[name]['resolved']} has {weights:,} weights, in {', '.join(layers)}, and an adapter of "
+                f"{policy.base_model} has {shape.lora(policy.lora.rank):,}, in all linear layers: it is of other layers or "
+                "of another model"
+            )
+
+
 def unplanned(params: Params) -> str:
     """The setting that the plan's formulas leave out, with its value; empty where there is none."""
     policy, update = params.policy, params.update
@@ -162,32 +188,25 @@ def _cure(plan: Plan) -> str:
 def knobs(plan: Plan) -> list[tuple[str, Plan]]:
     """Single changes of parameters that may help, each with its plan."""
     params, plans = plan.params, []
-    tokens, rank = params.update.tokens_per_micro_batch or TOKENS, params.policy.lora.rank
-    half = params.policy.lora.model_copy(update={"rank": max(1, rank // 2)})
-    changes: list[tuple[str, str, dict[str, Any]]] = [
-        ("policy.dtype=bfloat16", "policy", {"dtype": "bfloat16"}),
-        ("update.gradient_checkpointing=true", "update", {"gradient_checkpointing": True}),
-        ("update.gradient_checkpointing=false", "update", {"gradient_checkpointing": False}),
-        (
-            f"update.tokens_per_micro_batch={max(64, tokens // 4)}",
-            "update",
-            {"tokens_per_micro_batch": max(64, tokens // 4)},
-        ),
-        (f"update.tokens_per_micro_batch={tokens * 4}", "update", {"tokens_per_micro_batch": tokens * 4}),
-        ("update.steps_per_generation=4", "update", {"steps_per_generation": 4}),
-        ("update.beta=0 (no KL term)", "update", {"beta": 0.0}),
-        (f"policy.lora.rank={max(1, rank // 2)}", "policy", {"lora": half}),
-        ("evaluate.sampled_attempts=0", "evaluate", {"sampled_attempts": 0}),
-        (f"scenarios.val={max(1, params.scenarios.val // 2)}", "scenarios", {"val": max(1, params.scenarios.val // 2)}),
+    tokens, rank = params.update.tokens_per_micro_batch or TOKENS, max(1, params.policy.lora.rank // 2)
+    changes: list[tuple[str, str, Any, str]] = [  # section, key, value, and how that is written where not as in Python
+        ("policy", "dtype", "bfloat16", ""),
+        ("update", "gradient_checkpointing", True, "true"),
+        ("update", "gradient_checkpointing", False, "false"),
+        ("update", "tokens_per_micro_batch", max(64, tokens // 4), ""),
+        ("update", "tokens_per_micro_batch", tokens * 4, ""),
+        ("update", "steps_per_generation", 4, ""),
+        ("update", "beta", 0.0, "0 (no KL term)"),
+        ("policy", "lora", params.policy.lora.model_copy(update={"rank": rank}), f"{rank}"),
+        ("evaluate", "sampled_attempts", 0, ""),
+        ("scenarios", "val", max(1, params.scenarios.val // 2), ""),
+        *(("policy", "gpu_memory", share, "") for share in (0.3, 0.4, 0.6, 0.7, 0.8) if plan.machine.is_card),
     ]
-    if plan.machine.is_card:
-        changes += [
-            (f"policy.gpu_memory={share}", "policy", {"gpu_memory": share}) for share in (0.3, 0.4, 0.6, 0.7, 0.8)
-        ]
-    for text, section, change in changes:
+    for section, key, value, written in changes:
         before = getattr(params, section)
-        if any(getattr(before, name) != value for name, value in change.items()):
-            changed = params.model_copy(update={section: before.model_copy(update=change)})
+        if getattr(before, key) != value:
+            changed = params.model_copy(update={section: before.model_copy(update={key: value})})
+            text = f"{section}.{'lora.rank' if key == 'lora' else key}={written or value}"
             plans.append((text, make(changed, plan.shape, plan.machine, plan.episodes, plan.factors)))
     return plans
 

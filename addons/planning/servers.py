@@ -9,7 +9,6 @@ refused for it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,13 +21,13 @@ from environments.mcp.settings import read_settings
 from steps.core import params as parameters
 from steps.core.errors import UserError
 from steps.core.params import Params
+from steps.core.terminal import command_parser
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
 
-CHARACTERS = (
-    3  # a token, where no tokenizer is at hand; eight real servers have 2.7 to 5.2 by tasks_data/general_policy
-)
+# Of a token, where no tokenizer is at hand; eight real servers have 2.7 to 5.2 by tasks_data/general_policy.
+CHARACTERS = 3
 LONGEST = 3  # tools that are named
 
 
@@ -94,9 +93,7 @@ def check(params: Params) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.planning.servers", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("addons.planning.servers", __doc__)
     parser.add_argument("task", metavar="NAME", help="the task's name, as in notes")
     name = parser.parse_args().task
     preset = Path("tasks_data") / f"{name}.yaml"

@@ -112,16 +112,15 @@ def of(config: Any, where: str = "config.json") -> Shape:
     if not isinstance(config, dict) or (missing := [name for name in NEEDED if name not in config]):
         lacking = f" (it lacks {', '.join(missing)})" if isinstance(config, dict) else ""
         raise UserError(f"{where} describes no model that can be planned for{lacking}: known are {', '.join(KINDS)}")
-    numbers = {name: config[name] for name in NEEDED}
     if config.get("model_type") not in KINDS:
         raise UserError(
             f"{where}: no plan can be made for a model of the type {config.get('model_type')!r}; known are "
             f"{', '.join(KINDS)}"
         )
-    if wrong := [name for name, value in numbers.items() if type(value) is not int or not 0 < value <= LARGEST]:
+    if wrong := [name for name in NEEDED if type(config[name]) is not int or not 0 < config[name] <= LARGEST]:
         raise UserError(f"{where}: {wrong[0]} is {config[wrong[0]]!r}, which is no size of a model")
     try:
-        return _shape(config, *numbers.values())
+        return _shape(config, *(config[name] for name in NEEDED))
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{where}: its {problem} is missing or no number, which a plan needs") from None
 

@@ -150,7 +150,6 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
 def evaluation(shape: Shape, params: Params, episodes: Episodes, machine: Machine) -> Seconds:
     """One greedy and `evaluate.sampled_attempts` sampled attempts at each scenario of the validation split."""
     count = params.scenarios.val
-    parts = [engine(shape, params, episodes, count, 1, machine)]
-    if params.evaluate.sampled_attempts:
-        parts.append(engine(shape, params, episodes, count, params.evaluate.sampled_attempts, machine))
+    attempts = filter(None, (1, params.evaluate.sampled_attempts))
+    parts = [engine(shape, params, episodes, count, number, machine) for number in attempts]
     return Seconds(*(math.fsum(values) for values in zip(*parts, strict=True)))

@@ -1,23 +1,28 @@
 """How many tokens an iteration handles, from params.yaml and the length of episodes.
 
-Episodes are as long as those of the last run in this folder, where it was of the same task; else as given or assumed. The
+Episodes are as long as those of the last run in this folder, where it was of the same task; else as given or assumed. Of
+that run dvc.lock (the parameters of an iteration), run/NNN/timings/ and run/NNN/trajectories.parquet are read. The
 arithmetic mirrors steps/training/batches.py (optimiser steps of whole groups, micro-batches by tokens) and
 steps/training/packing.py (a beginning that rows share is computed once; stretches of at most 256 queries).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from addons.planning import models
 from steps.core.errors import UserError
+from steps.core.params import Params
+from steps.core.parquet import read_columns
+from steps.core.records import ITERATION_STAGES
 from steps.policy.loading import USUAL, turn_limit
+from steps.project.lock import read_lock
 from steps.training.memory import TOKENS
-
-if TYPE_CHECKING:
-    from steps.core.params import Params
 
 QUERIES = 256  # as in steps/training/packing.py; a test holds the two together
 KEYS = 8  # of a micro-batch, in multiples of tokens_per_micro_batch: as in steps/training/batches.py
@@ -42,6 +47,14 @@ class Episodes(NamedTuple):
         return self.prompt + self.own
 
 
+class Run(NamedTuple):
+    """What an iteration of the last run in a folder measured."""
+
+    params: Params  # those of its stages
+    episodes: Episodes
+    seconds: dict[str, float]  # stage -> seconds of its own work
+
+
 class Batch(NamedTuple):
     """What an update computes. Counts are of all its optimiser steps, or of its largest micro-batch."""
 
@@ -53,6 +66,42 @@ class Batch(NamedTuple):
     largest: float  # tokens of the largest micro-batch
     largest_keys: float  # keys and values that its attention gathers
     largest_sampled: float
+
+
+def last_run(root: Path) -> Run | None:
+    """The latest iteration in run/ that is whole and that dvc.lock describes; None where there is none."""
+    for folder in sorted(root.glob("run/[0-9][0-9][0-9]"), reverse=True):
+        timings = {stage: folder / "timings" / f"{output}.json" for stage, output in ITERATION_STAGES.items()}
+        trajectories = folder / "trajectories.parquet"
+        if trajectories.exists() and all(path.exists() for path in timings.values()):
+            lock = read_lock(root)
+            recorded: dict[str, Any] = {}
+            for name in (*(f"{stage}@{folder.name}" for stage in ITERATION_STAGES), "scenarios"):
+                recorded |= lock.get(name, {}).get("params", {}).get("params.yaml", {})
+            if "rollout" not in recorded:
+                return None
+            params = Params.model_validate(
+                {key: value for key, value in recorded.items() if key in Params.model_fields}
+            )
+            seconds = {stage: float(json.loads(path.read_text())["seconds"]) for stage, path in timings.items()}
+            return Run(params, mean_episode(trajectories), seconds)
+    return None
+
+
+def mean_episode(path: Path) -> Episodes:
+    """The mean episode in a file of trajectories."""
+    prompts, turns, sampled, observed = [], [], [], []
+    for played in read_columns(path, ["turns"])["turns"].to_pylist():
+        if not played:
+            continue
+        made = [len(turn["completion_ids"]) for turn in played]
+        prompts.append(len(played[0]["prompt_ids"]))
+        turns.append(len(played))
+        sampled.append(sum(made))
+        observed.append(len(played[-1]["prompt_ids"]) - prompts[-1] - sum(made[:-1]))
+    mean = fmean(turns)
+    answers = fmean(observed) / (mean - 1) if mean > 1 else 0.0
+    return Episodes(fmean(prompts), mean, fmean(sampled) / mean, answers, f"as in {path}")
 
 
 def assumed(params: Params, turns: int) -> Episodes:

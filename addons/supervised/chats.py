@@ -22,7 +22,8 @@ from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.policy.chat import Chat
 
-LabelledTokens = tuple[list[int], list[int]]  # token ids [T], and 1 for each that is learnt, otherwise 0
+# Token ids [T], and 1 for each that is learnt, otherwise 0; 2 where a small policy learns it with a separate weight.
+LabelledTokens = tuple[list[int], list[int]]
 # Whether a turn is learnt: OpenAI's name, Mistral's and Together's; Axolotl's; …
 WEIGHTS = ("weight", "train", "training", "loss")
 PARTIAL = ("train_detail", "training_detail", "loss_mask", "weights")  # marks of a turn's parts

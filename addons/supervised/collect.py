@@ -38,8 +38,22 @@ def asked(params: Params) -> dict[str, Any]:
 
 
 def take(root: Path, params: Params, folder: Path) -> dict[str, Any]:
-    """The demonstrations, written into start/: what they are."""
-    return collect(root, params, folder / "demonstrations.jsonl")
+    """Write all demonstrations into start/, in `folder`: what they are, as {"rows", "from": {source: rows}, "repeated"}.
+    UserError where a source has none."""
+    settings = Sft.of(params)
+    assert settings is not None
+    sources = [
+        (name, of_player(params) if name == PLAYER else of_file(root, name, params.task))
+        for name in settings.demonstrations
+    ]
+    sources += [(f"run:{name}", of_run(root, name, params, settings)) for name in settings.from_runs]
+    texts: dict[str, str] = {}  # by what is learnt: the line
+    for line in (line for _, lines in sources for line in lines):
+        texts.setdefault(identity(line), line)
+    text = "".join(f"{line}\n" for line in texts.values())
+    (folder / "demonstrations.jsonl").write_text(text, encoding="utf-8")
+    counts = [(name, len(lines)) for name, lines in sources]
+    return {"rows": len(texts), "from": dict(counts), "repeated": sum(count for _, count in counts) - len(texts)}
 
 
 def resolved(params: Params, entry: dict[str, Any]) -> list[str]:
@@ -50,30 +64,6 @@ def resolved(params: Params, entry: dict[str, Any]) -> list[str]:
 def described(entry: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} of {name}" for name, count in entry["from"].items())
     return f"learns from {entry['rows']} demonstrations first: {counts}"
-
-
-def collect(root: Path, params: Params, to: Path) -> dict[str, Any]:
-    """Write all demonstrations to the file `to`: what they are, as {"rows", "from": {source: rows}, "repeated"}. UserError
-    where a source has none."""
-    settings = Sft.of(params)
-    assert settings is not None
-    counts: dict[str, int] = {}
-    texts: dict[str, str] = {}  # by what is learnt: the line
-    total = 0
-    for name in settings.demonstrations:
-        lines = of_player(params) if name == PLAYER else of_file(root, name, params.task)
-        counts[name] = len(lines)
-        total += len(lines)
-        for line in lines:
-            texts.setdefault(identity(line), line)
-    for name in settings.from_runs:
-        lines = of_run(root, name, params, settings)
-        counts[f"run:{name}"] = len(lines)
-        total += len(lines)
-        for line in lines:
-            texts.setdefault(identity(line), line)
-    to.write_text("".join(f"{line}\n" for line in texts.values()), encoding="utf-8")
-    return {"rows": len(texts), "from": counts, "repeated": total - len(texts)}
 
 
 def of_player(params: Params) -> list[str]:
@@ -132,11 +122,8 @@ def identity(line: str) -> str:
 
 def of_file(root: Path, name: str, task: str) -> list[str]:
     """The lines of a file, in tasks_data/<task>/ or at a path, each with a source. UserError where none is usable."""
-    paths = [
-        Path("tasks_data") / task / name,
-        Path(name),
-        root / name,
-    ]  # the last in a worktree of the project in `root`
+    # The last one in a worktree of the project in `root`.
+    paths = [Path("tasks_data") / task / name, Path(name), root / name]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise UserError(f"sft.demonstrations: there is no file {paths[0]}, and none at {name}; see docs/start.md")

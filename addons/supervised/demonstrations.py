@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from math import exp, inf
 from typing import Any, NamedTuple
 
-from environments.base import Message
+from environments.base import Message, use
 from environments.email_search import KINDS, EmailSearch
 from environments.email_search.inbox import Mailbox, build_index
 from environments.email_search.mailbox import FIRST_NAMES, LAST_NAMES, make_mailbox
@@ -76,16 +76,13 @@ class Demonstrator:
         rows = self._search(self._careful("query"), self._careful("filter"))
         last: str | None = None
         while not self.env.done:
-            if self.calls >= self.env.max_turns - 1:
-                self._give_up(last)
+            pick = self._pick(rows) if self.calls < self.env.max_turns - 1 else None
+            if pick is None:
+                self._answer(UNKNOWN, last)
                 break
-            pick = self._pick(rows)
             if pick == "again":
                 rows = self._search(True, True)
                 continue
-            if pick is None:
-                self._give_up(last)
-                break
             last = pick
             self._call("read_email", {"id": pick})
             self.has_read.add(pick)
@@ -148,9 +145,6 @@ class Demonstrator:
         sources = [name] if name and self._careful("cite") else []
         self._call("return_final_answer", {"answer": answer, "source_ids": sources})
 
-    def _give_up(self, last: str | None) -> None:
-        self._answer(UNKNOWN, last)
-
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
         """One turn. Sometimes the call is malformed first, if enough turns remain to correct it."""
         if self.rng.random() < self.habits.malformed and self.calls < self.env.max_turns - 3:
@@ -160,8 +154,6 @@ class Demonstrator:
 
     def _turn(self, name: str, arguments: dict[str, Any]) -> str:
         self.calls += 1
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         text = self.env.call(name, arguments)
-        self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        self.messages.append({"role": "tool", "name": name, "content": text})
+        self.messages += [use(name, **arguments), {"role": "tool", "name": name, "content": text}]
         return text

@@ -36,8 +36,6 @@ from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 # A space is a token of its own, or belongs to a short word that begins no value, and digits are split in pairs. So a value
@@ -95,8 +93,7 @@ def general_policy(body: Input, policy: Output, steps: int = 0) -> None:
     tokenizer = make_tokenizer(corpus(), PATTERN, (*FIXED_TEXTS, *MORE_FIXED_TEXTS))
     model = make_model(len(tokenizer))
     say(f"{model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-    say(f"{take_body(model, tokenizer, body):,} of its tokens are those of {body}")
-    draw_others(model, tokenizer, body)
+    say(f"{take_body(model, tokenizer, body, draws=True):,} of its tokens are those of {body}")
     for each in ROUNDS:
         train(model, tokenizer, each._replace(steps=steps or each.steps))
         for weight in model.parameters():
@@ -104,20 +101,6 @@ def general_policy(body: Input, policy: Output, steps: int = 0) -> None:
     policy.mkdir()
     model.to(torch.bfloat16).save_pretrained(policy)
     tokenizer.save_pretrained(policy)
-
-
-def draw_others(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, body: Path) -> None:
-    """Draw the embeddings of the tokens that the body does not have, with the mean and the covariance of its own. Its layers
-    can copy such tokens at once: the loss of repeats begins at 0.2 nats in place of 10."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    vocabulary = AutoTokenizer.from_pretrained(body).get_vocab()
-    new = sorted(place for token, place in tokenizer.get_vocab().items() if token not in vocabulary)
-    own = AutoModelForCausalLM.from_pretrained(body, dtype=torch.float32).get_input_embeddings().weight.detach()
-    normal = torch.distributions.MultivariateNormal(own.mean(0), torch.cov(own.T) + 1e-6 * torch.eye(own.shape[1]))
-    with torch.no_grad():
-        model.get_input_embeddings().weight[new] = normal.sample((len(new),))
 
 
 def corpus() -> Iterator[str]:
@@ -217,15 +200,8 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, part: Rou
             (batch if fits else waiting).append(more)
         repeats = [repeated_sequence(rng, len(tokenizer)) for _ in range(part.repeats)]
         copies = [Row(ids, learnt, [0] * len(ids), [*range(len(ids))]) for ids, learnt in repeats]
-        if part.chooses:
-            own, choices, others = shared_losses(model, batch, fixed)
-            return {
-                "loss": own,
-                "of choices": choices,
-                "of texts": TEXTS * others,
-                "of repeats": shared_loss(model, copies),
-            }
-        return {"loss": shared_loss(model, batch), "of repeats": shared_loss(model, copies)}
+        parts = shared_losses(model, batch, fixed) if part.chooses else {"loss": shared_loss(model, batch)}
+        return parts | {"of repeats": shared_loss(model, copies)}
 
     fit(model, part.steps, LEARNING_RATE, losses)
 
@@ -233,25 +209,25 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, part: Rou
 def shared_loss(model: Qwen3ForCausalLM, rows: list[Row]) -> Any:
     """Mean cross-entropy (nats) of the learnt tokens. Each token sees what all episodes share and its own episode."""
     hidden, ids, learnt = foretold(model, rows)
-    return mean_loss(model, hidden, ids[:, 1:], learnt[:, 1:])
+    return mean_loss(model, hidden, ids[:, 1:], learnt)
 
 
-def shared_losses(model: Qwen3ForCausalLM, rows: list[Row], fixed: set[int]) -> tuple[Any, Any, Any]:
-    """As `shared_loss` of the learnt tokens, of those among them that follow a fixed text, and of all others. The second are
-    choices: which tool, which argument, and where its value begins."""
+def shared_losses(model: Qwen3ForCausalLM, rows: list[Row], fixed: set[int]) -> dict[str, Any]:
+    """As `shared_loss` of the learnt tokens, of those among them that follow a fixed text, and of all others (TEXTS times).
+    The second are choices: which tool, which argument, and where its value begins."""
     import torch
 
     hidden, ids, learnt = foretold(model, rows)
-    follows = torch.isin(ids[:, :-1], torch.tensor(sorted(fixed)))
-    learnt, ids = learnt[:, 1:], ids[:, 1:]
-    own = learnt == 1
-    masks = (own, own & follows, learnt == 0)
-    return tuple(mean_loss(model, hidden, ids, mask.long()) for mask in masks)
+    own, follows = learnt == 1, torch.isin(ids[:, :-1], torch.tensor(sorted(fixed)))
+    loss, choices, others = (
+        mean_loss(model, hidden, ids[:, 1:], mask.long()) for mask in (own, own & follows, learnt == 0)
+    )
+    return {"loss": loss, "of choices": choices, "of texts": TEXTS * others}
 
 
 def foretold(model: Qwen3ForCausalLM, rows: list[Row]) -> tuple[Any, Any, Any]:
-    """The hidden states (B, T - 1, width) that foretell the tokens after the first, the ids (B, T), and what is learnt
-    (B, T), -1 where a row is padded."""
+    """The hidden states (B, T - 1, width) that foretell the tokens after the first, the ids (B, T), and what is learnt of
+    those after the first (B, T - 1), -1 where a row is padded."""
     import torch
 
     length = max(len(each.ids) for each in rows)
@@ -265,7 +241,7 @@ def foretold(model: Qwen3ForCausalLM, rows: list[Row]) -> tuple[Any, Any, Any]:
     ids, learnt = padded([each.ids for each in rows], 0), padded([each.learnt for each in rows], -1)
     places = padded([each.place for each in rows], 0)
     hidden = model.model(input_ids=ids, position_ids=places, attention_mask=seen[:, None]).last_hidden_state
-    return hidden[:, :-1], ids, learnt
+    return hidden[:, :-1], ids, learnt[:, 1:]
 
 
 if __name__ == "__main__":

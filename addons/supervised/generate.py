@@ -123,14 +123,12 @@ def generate(
         taken[essence(varied)] = "the scenario that it varies"
         present["train"].append(varied)
     solve = Solver(env, data, solver)
-    lines: list[dict[str, Any]] = []
+    kept: list[tuple[str, Scenario, Candidate]] = []  # each with the key of its prompt
     refused: list[dict[str, Any]] = []
-    taken_prompts: list[str] = []
     sources: dict[str, dict[str, str]] = {}  # by prompt
-    splits: Counter[str] = Counter()
     asked = 0
-    while len(lines) < count and asked < max_calls:
-        numbers = range(asked, min(max_calls, asked + count - len(lines)))
+    while len(kept) < count and asked < max_calls:
+        numbers = range(asked, min(max_calls, asked + count - len(kept)))
         requests = []
         for number in numbers:
             material = materials[number % len(materials)] if materials else None
@@ -138,7 +136,7 @@ def generate(
             if material is not None:
                 sources[requests[-1].key(endpoint)] = {"source": material.source}
         asked += len(requests)
-        replies = ask_all(endpoint, requests, f"calls, {len(lines)} taken")
+        replies = ask_all(endpoint, requests, f"calls, {len(kept)} taken")
         if all(isinstance(reply, CallFailed) for reply in replies):
             raise UserError(f"no call was answered; the first: {replies[0]}")
         keys = [request.key(endpoint) for request in requests]
@@ -147,21 +145,20 @@ def generate(
         for key, made, reason in judged:
             if made is None:
                 refused.append(refusal(key, reason))
-                continue
-            scenario, candidate = made
-            if scenario.id in unsolved:
-                present[scenario.split].remove(scenario)
-                refused.append(refusal(key, unsolved[scenario.id]))
-                continue
-            written = candidate.model_dump()
-            if env.is_agent:  # as people write them (environments/kit/agents.py)
-                lines.append({"messages": written["messages"]} | written["data"])
+            elif made[0].id in unsolved:
+                present[made[0].split].remove(made[0])
+                refused.append(refusal(key, unsolved[made[0].id]))
             else:
-                lines.append(
-                    {"id": scenario.id, "split": scenario.split, "prompt": key, **sources.get(key, {}), **written}
-                )
-            taken_prompts.append(key)
-            splits[scenario.split] += 1
+                kept.append((key, *made))
+    lines = []
+    for key, scenario, candidate in kept:
+        written = candidate.model_dump()
+        if env.is_agent:  # as people write them (environments/kit/agents.py)
+            lines.append({"messages": written["messages"]} | written["data"])
+        else:
+            about = {"id": scenario.id, "split": scenario.split, "prompt": key}
+            lines.append(about | sources.get(key, {}) | written)
+    splits = Counter(scenario.split for _, scenario, _ in kept)
     reasons = Counter(entry["reason"] for entry in refused)
     report = {
         "task": task_of(env),
@@ -171,7 +168,7 @@ def generate(
         "taken": len(lines),
         "splits": dict(sorted(splits.items())),
         "refused": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
-        "taken_prompts": taken_prompts,
+        "taken_prompts": [key for key, _, _ in kept],
         "refused_prompts": refused,
     }
     return lines, report

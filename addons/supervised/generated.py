@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from environments.base import Env, Scenario, Split, unwritable
 from steps.core.errors import UserError
+from steps.core.files import json_lines
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
@@ -59,16 +60,14 @@ def read_generated(env: type[Env], data: Any, path: Path) -> dict[Split, list[Sc
     scenarios: dict[Split, list[Scenario]] = {split: [] for split in SPLITS}
     ids: set[str] = set()
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = json_lines(path)
     except FileNotFoundError:
         raise UserError(
             f"scenarios.generated: {path} does not exist; .venv/bin/python -m addons.supervised.generate makes it"
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"scenarios.generated: {path} cannot be read ({problem})") from None
-    for number, line in enumerate(
-        text.removesuffix("\n").split("\n") if text else (), 1
-    ):  # texts may hold other separators
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
             candidate = Candidate.model_validate({name: fields.get(name) for name in Candidate.model_fields})

@@ -25,6 +25,7 @@ token, which a program and a JSON string that holds it write differently.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
-    from addons.supervised.embedded_policy import LabelledTokens
+    from addons.supervised.chats import LabelledTokens
     from environments.base import Env, Message, Scenario, Tool
 
 SEED = 11
@@ -224,8 +225,6 @@ def _head_of_call(tool: Tool) -> str:
 
 def _json(value: Any) -> str:
     """JSON in the format of the chat template."""
-    import json
-
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -55,11 +55,7 @@ def toolsets(seed: int) -> Iterator[ToolSet]:
     """Endless sets; same seed, same sets."""
     rng = Random(f"toolsets {seed}")
     while True:
-        if rng.random() < 0.05:
-            yield ToolSet("", [], [texts_alone(rng) for _ in range(REQUESTS)])
-            continue
-        made = about(rng)
-        yield made
+        yield ToolSet("", [], [texts_alone(rng) for _ in range(REQUESTS)]) if rng.random() < 0.05 else about(rng)
 
 
 def about(rng: Random) -> ToolSet:
@@ -79,9 +75,8 @@ def about(rng: Random) -> ToolSet:
     count = rng.choice((1, 2, 3, 3, 4, 4, 5))
     while len(tools) < count:
         tool = rng.choice((framed, acting, acting, asking))(rng.choice(things), rng)
-        if tool.name in [other.name for other in tools]:
-            continue
-        tools.append(tool)
+        if tool.name not in [other.name for other in tools]:
+            tools.append(tool)
     single = [tool for tool in tools if tool.ask is not nothing]
     rng.shuffle(tools)
     schemas = [tool.schema for tool in tools]
@@ -238,8 +233,8 @@ def chained(thing: str, rng: Random) -> tuple[list[Tool], Callable[[Random], lis
             {"role": "user", "content": text},
             use(find.name, **{by.name: who}),
             seen(find.name, observation(thing, who, facts, rng)),
+            use(act.name, **{key.name: own}),
         ]
-        messages.append(use(act.name, **{key.name: own}))
         return [*messages, seen(act.name, act.done), words(act.done)] if rng.random() < 0.3 else messages
 
     return [find, act], play

@@ -20,11 +20,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.core.params import Params
 from steps.kit import process
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
@@ -35,43 +34,34 @@ if TYPE_CHECKING:
 
 PATIENCE = 15.0  # seconds that the end of a run waits for the upload, which then continues by itself
 UPLOAD = 600.0  # seconds after which the process gives up
-Metrics = Callable[[str | None], dict[str, float]]  # of an iteration, or of the whole run (None): MlflowTracker.metrics
 
 
 def begin(run: MlflowTracker, is_live: bool) -> WandbTracker | None:
-    """The tracker of a run that goes on: W&B accepts no step twice."""
-    return start(run.root, run.params, run.metrics, run.log_message) if is_live else None
-
-
-def start(root: Path, params: Params, metrics: Metrics, log_message: Callable[[str], None]) -> WandbTracker | None:
-    """The tracker, where W&B is switched on and installed. Its process starts with the first iteration."""
+    """The tracker of a run that goes on (W&B accepts no step twice), where W&B is switched on and installed. Its process
+    starts with the first iteration."""
     mode = os.environ.get("WANDB_MODE", "").lower()
-    if mode == "disabled" or not (mode in ("offline", "dryrun") or os.environ.get("WANDB_API_KEY")):
+    if not is_live or mode == "disabled" or not (mode in ("offline", "dryrun") or os.environ.get("WANDB_API_KEY")):
         return None
     from importlib.util import find_spec
 
     if find_spec("wandb") is None:
         variable = "WANDB_MODE=offline" if mode else "WANDB_API_KEY"
-        log_message(
+        run.log_message(
             f"Weights & Biases is switched on ({variable}), and the package wandb is not installed: install this project's "
             "extra `wandb`, or unset the variable; the run goes on without it"
         )
         return None
-    return WandbTracker(root, params, metrics, log_message)
+    return WandbTracker(run)
 
 
 class WandbTracker:
     """The process that logs to Weights & Biases. Nothing here raises, and only `finish` waits."""
 
     def __init__(
-        self,
-        root: Path,
-        params: Params,
-        metrics: Metrics,
-        log_message: Callable[[str], None],
-        command: Sequence[str] = (sys.executable, "-m", "addons.trackers.wandb_process"),
+        self, run: MlflowTracker, command: Sequence[str] = (sys.executable, "-m", "addons.trackers.wandb_process")
     ) -> None:
-        self.root, self.params, self.metrics, self.log_message = root.resolve(), params, metrics, log_message
+        self.root, self.params = run.root.resolve(), run.params
+        self.metrics, self.log_message = run.metrics, run.log_message
         # The worktree of a run that `make ui` started is removed at its end, so the state lies in the project.
         self.state = Path(os.environ.get("FLYWHEEL_ROOT") or self.root) / ".flywheel"
         self.command, self.log = command, self.state / "wandb.log"

@@ -130,8 +130,8 @@ def test_the_way_is_set_by_hand(project: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_player_shows_the_training_scenarios_where_it_succeeds(project: Path) -> None:
     params, _ = choose(SILENT)
-    made = collect.collect(project, params, project / "made.jsonl")
-    rows = [json.loads(line) for line in (project / "made.jsonl").read_text().splitlines()]
+    made = collect.take(project, params, project)
+    rows = [json.loads(line) for line in (project / "demonstrations.jsonl").read_text().splitlines()]
     count = len(rows)  # all countries of the training split: each has one question
     assert (made, count > 60) == ({"rows": count, "from": {PLAYER: count}, "repeated": 0}, True)
     assert {row["messages"][-1]["tool_calls"][0]["function"]["name"] for row in rows} == {"answer"}

@@ -372,7 +372,7 @@ def tracked(project: Project, receiver: Receiver, monkeypatch: pytest.MonkeyPatc
     traced = sender.Tracing(
         project.root, tracker.params, tracker.client, receiver.address, tracker.experiment, messages.append
     )
-    traced.base("key", "run", 1.0)
+    traced.iteration("key", "run", "000", 1.0)
     traced.iteration("key", "run", "001", 1.0)
     settings = tracker.settings | tracker.flow_settings
     assert traced.finish("key", "run", {"best": "001"}, settings, {}, (1.0, 2.0)), messages

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from opentelemetry.sdk.trace import ReadableSpan
 
 from addons.trackers.tracing.files import Times
-from addons.trackers.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages, trace_attributes
+from addons.trackers.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages
 from environments.base import Message, Scenario
 from steps.core.masking import Masker
 from steps.core.records import Judgement, Reward, Trajectory, Turn
@@ -60,8 +60,8 @@ def episode(
     metadata = _metadata(about, trajectory, reward, times, judgement)
     metadata = {name: mask.text(value) for name, value in metadata.items()}
     labels = [about.task, about.split, f"iteration {about.iteration}"]
-    common = trace_attributes("episode", about.run, about.environment, labels, metadata)
-    recorder = Recorder(hashed(about.run, about.iteration, trajectory.id, trajectory.adapter_hash), common)
+    identity = hashed(about.run, about.iteration, trajectory.id, trajectory.adapter_hash)
+    recorder = Recorder(identity, "episode", about.run, about.environment, labels, metadata)
 
     moments = times or [(about.at,) * 3] * len(trajectory.turns)
     place = len(scenario.messages)
@@ -84,7 +84,7 @@ def episode(
         recorder.span(path, "generation", (asked, answered), parent, attributes, name="generation")
         _tools(recorder, number, masked[place], masked[place + 1 : after], (answered, ended), parent)
         fresh, place = place + 1, after
-    return recorder.finish(scores(reward, mask) + judge_scores(trajectory, judgement, mask), metadata)
+    return recorder.finish(scores(reward, mask) + judge_scores(trajectory, judgement, mask))
 
 
 def _generation(
@@ -92,15 +92,14 @@ def _generation(
 ) -> dict[str, Any]:
     """Attributes of one completion: prompt and answer, for MLflow in the form of OpenAI's chat completions."""
     settings = {"temperature": about.temperature, "max_tokens": about.max_tokens}
-    facts: dict[str, Any] = {"finish_reason": turn.finish_reason}
-    if turn.logprobs:
-        facts["mean_logprob"] = round(sum(turn.logprobs) / len(turn.logprobs), 6)
-    if latency is not None:
-        facts["latency_seconds"] = round(latency, 5)
-    if thoughts := reasoning(message):
-        facts["reasoning"] = thoughts
+    facts = {  # those that are None are left out of the span
+        "finish_reason": turn.finish_reason,
+        "mean_logprob": round(sum(turn.logprobs) / len(turn.logprobs), 6) if turn.logprobs else None,
+        "latency_seconds": None if latency is None else round(latency, 5),
+        "reasoning": reasoning(message) or None,
+    }
     choice = f'{{"index": 0, "message": {answer}, "finish_reason": {as_json(turn.finish_reason)}}}'
-    attributes = {
+    attributes: dict[str, Any] = {
         "langfuse.observation.input": prompt,
         "langfuse.observation.output": answer,
         "langfuse.observation.model.name": model,
@@ -145,11 +144,11 @@ def training(mask: Masker, about: About, settings: Mapping[str, Any], end: float
     """The trace of a training run, from `about.at` to `end`: its settings and its results."""
     metadata = {"task": about.task, "run": about.run, "base_model": mask.text(about.model)}
     metadata |= {name: mask.text(str(value)) for name, value in results.items() if not isinstance(value, Mapping)}
-    common = trace_attributes("training", about.run, about.environment, [about.task, "training"], metadata)
-    recorder = Recorder(hashed(about.run, "training"), common)
+    identity, labels = hashed(about.run, "training"), [about.task, "training"]
+    recorder = Recorder(identity, "training", about.run, about.environment, labels, metadata)
     attributes = span_messages(as_json(mask(dict(settings))), as_json(mask(dict(results))))
     recorder.span("training", "span", (about.at, max(about.at, end)), None, attributes)
-    return recorder.finish([], metadata)
+    return recorder.finish([])
 
 
 def scores(reward: Reward | None, mask: Masker) -> list[TraceScore]:

@@ -23,6 +23,11 @@ CLOUD = "https://cloud.langfuse.com"
 SCORES = 1_000_000 - 1000  # bytes of a body of scores: just below the server's limit
 
 
+def host() -> str:
+    """The address of the server that the environment variables name, or of Langfuse's own."""
+    return (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
+
+
 def environment() -> str:
     """The name of Langfuse's environment."""
     return os.environ.get("LANGFUSE_TRACING_ENVIRONMENT") or "training"
@@ -64,8 +69,7 @@ def connect(log_message: Callable[[str], None]) -> Langfuse | None:
     public, secret = os.environ.get("LANGFUSE_PUBLIC_KEY"), os.environ.get("LANGFUSE_SECRET_KEY")
     if not (public and secret) or os.environ.get("LANGFUSE_TRACING_ENABLED", "").lower() in ("false", "0"):
         return None
-    host = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
-    return Langfuse(host, public, secret, log_message)
+    return Langfuse(host(), public, secret, log_message)
 
 
 def bodies(trace: Trace) -> list[dict[str, Any]]:

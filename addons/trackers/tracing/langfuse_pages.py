@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from addons.trackers.tracing.langfuse import CLOUD
+from addons.trackers.tracing.langfuse import host
 from environments.kit.http_client import Answer, Client, NoAnswer
 from steps.core.errors import UserError
 
@@ -18,10 +18,6 @@ KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 PAGE, SECONDS, TRIES = 100, 30.0, 3  # rows: the API's limit; for a whole page; attempts
 MOST = 2**28  # bytes of a page: a hundred conversations
 LONGEST = 30.0  # seconds that a server may ask to wait for
-
-
-def host() -> str:
-    return (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
 
 
 def opened(who: str) -> Client:

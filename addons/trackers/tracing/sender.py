@@ -21,6 +21,7 @@ from addons.trackers.tracing.to_mlflow import Mlflow
 from steps.core.masking import Masker, masked
 from steps.core.params import Params
 from steps.policy.loading import turn_limit
+from steps.project.chain import BASE
 
 FOLDERS = {"train": "", "val": "evaluation", "test": "test"}  # of run/NNN, with the trajectories of a split
 
@@ -43,16 +44,12 @@ class Tracing:
         self._warned = False
 
     def iteration(self, run_key: str, run_id: str, number: str, at: float) -> None:
-        """Send the episodes of a batch and its evaluation, linked to the iteration's MLflow run. `at`: Unix seconds."""
+        """Send the episodes of a batch and its evaluation, linked to the iteration's MLflow run; of the base policy (000),
+        which has no batch, its validation, linked to the run itself. `at`: Unix seconds."""
         with self.one_warning():
             traces = [trace for split in ("train", "val") for trace in self._episodes(run_key, number, split, at)]
-            self.sent += bool(traces)
+            self.sent += bool(traces) and number != BASE
             self._send(traces, run_id)
-
-    def base(self, run_key: str, run_id: str, at: float) -> None:
-        """Send the validation of the base policy, linked to the run itself. `at`: Unix seconds."""
-        with self.one_warning():
-            self._send(list(self._episodes(run_key, "000", "val", at)), run_id)
 
     def finish(
         self,

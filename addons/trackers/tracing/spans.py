@@ -44,12 +44,22 @@ class Trace(NamedTuple):
 
 
 class Recorder:
-    """Makes the spans of one trace, all of which get the `common` attributes."""
+    """Makes the spans of one trace. Each gets the attributes that Langfuse wants on every span, to filter by; MLflow reads
+    the session, too. The metadata are also the trace's tags."""
 
-    def __init__(self, trace_id: str, common: dict[str, Any]) -> None:
+    def __init__(
+        self, trace_id: str, name: str, session: str, environment: str, labels: Sequence[str], metadata: dict[str, str]
+    ) -> None:
         self.resource, self.scope = Resource({"service.name": NAME}), InstrumentationScope(NAME)
-        self.trace_id, self.common, self.spans = int(trace_id, 16), common, list[ReadableSpan]()
-        self.times = 0, 0  # of the root, Unix nanoseconds
+        self.trace_id, self.tags, self.spans = int(trace_id, 16), metadata, list[ReadableSpan]()
+        self.common = {
+            "session.id": session,
+            "langfuse.session.id": session,
+            "langfuse.environment": environment,
+            "langfuse.trace.name": name,
+            "langfuse.trace.tags": tuple(labels),
+            **{f"langfuse.trace.metadata.{key}": value for key, value in metadata.items()},
+        }
 
     def span(
         self,
@@ -66,7 +76,6 @@ class Recorder:
         values = {"mlflow.spanType": TYPES[kind], "langfuse.observation.type": kind, **self.common, **attributes}
         nanoseconds = int(times[0] * 1e9), int(times[1] * 1e9)
         if parent is None:
-            self.times = nanoseconds
             values["mlflow.traceTag.mlflow.traceName"] = path
         if error is not None:
             values |= {"langfuse.observation.level": "ERROR", "langfuse.observation.status_message": error}
@@ -85,23 +94,10 @@ class Recorder:
         self.spans.append(span)
         return span
 
-    def finish(self, scores: list[TraceScore], tags: dict[str, str]) -> Trace:
+    def finish(self, scores: list[TraceScore]) -> Trace:
         """The whole trace. Its root was made first, so it is the first span."""
-        return Trace(f"{self.trace_id:032x}", self.times, self.spans, scores, tags)
-
-
-def trace_attributes(
-    name: str, session: str, environment: str, labels: Sequence[str], metadata: Mapping[str, str]
-) -> dict[str, Any]:
-    """The attributes that Langfuse wants on every span of a trace, to filter by. MLflow reads the session, too."""
-    return {
-        "session.id": session,
-        "langfuse.session.id": session,
-        "langfuse.environment": environment,
-        "langfuse.trace.name": name,
-        "langfuse.trace.tags": tuple(labels),
-        **{f"langfuse.trace.metadata.{key}": value for key, value in metadata.items()},
-    }
+        times = self.spans[0].start_time, self.spans[0].end_time
+        return Trace(f"{self.trace_id:032x}", times, self.spans, scores, self.tags)
 
 
 def span_messages(question: str, answer: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from addons.trackers.tracing.sender import Tracing
-from steps.project.chain import read_chain
+from steps.project.chain import BASE, read_chain
 from steps.tracking.lasting import PATIENCE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TraceTracker:
             if run.data.tags.get("traced") != self.tracing.key:
                 key = parent.data.tags["run_key"]
                 if number == "001":
-                    self.tracing.base(key, parent.info.run_id, parent.info.start_time / 1000)
+                    self.tracing.iteration(key, parent.info.run_id, BASE, parent.info.start_time / 1000)
                 self.tracing.iteration(key, run.info.run_id, number, run.info.start_time / 1000)
 
     def _end(self) -> None:

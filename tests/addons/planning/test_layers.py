@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from addons.planning import layers
+from addons.planning import plan
 from steps.core.errors import UserError
 from steps.core.params import Lora, Params, Policy
 from tests.addons.starts.test_start import adapter
@@ -25,9 +25,9 @@ def test_other_layers_than_the_policys_are_refused_by_their_number(
     adapter(tmp_path / place)
     monkeypatch.chdir(ROOT)
     params = Params(policy=Policy(base_model="tasks_data/multiplication/policy", lora=Lora(rank=2, alpha=4)))
-    layers.check(tmp_path, params, tmp_path)  # nothing says that an adapter is there
+    plan.check_adapters(tmp_path, params, tmp_path)  # nothing says that an adapter is there
     (tmp_path / "origin.json").write_text(json.dumps({name: {"resolved": "it"}}))
     with pytest.raises(UserError, match=rf"{key}: it has 16 weights, in q_proj, and an adapter of .* has"):
-        layers.check(tmp_path, params, tmp_path)
+        plan.check_adapters(tmp_path, params, tmp_path)
     unplanned = params.policy.model_copy(update={"base_model": "nobody/knows"})
-    layers.check(tmp_path, params.model_copy(update={"policy": unplanned}), tmp_path)
+    plan.check_adapters(tmp_path, params.model_copy(update={"policy": unplanned}), tmp_path)

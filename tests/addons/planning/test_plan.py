@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from addons.planning import cards, gguf, measured, models, plan, shapes, speed, table, workload
-from addons.planning.__main__ import alike, given, planned
+from addons.planning import cards, gguf, models, plan, shapes, speed, workload
+from addons.planning.__main__ import alike, given, planned, table
 from addons.planning.cards import CARDS, GIB, Machine
 from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
@@ -24,7 +24,7 @@ from steps.core.records import ITERATION_STAGES, Trajectory, Turn, write_records
 from tests.conftest import ROOT, python, run
 
 EPISODES = Episodes(400, 3, 60, 80, "as given")
-CPU = Machine("this machine", 24 * GIB, 4e11, 2e11, 3e10, False, 2)
+CPU = Machine("this machine", 24 * GIB, 4e11, 2e11, 3e10, False)
 
 
 def made(machine: Machine = CPU, model: str = "tasks_data/embedded_policy", **sections: dict[str, Any]) -> plan.Plan:
@@ -165,11 +165,11 @@ def test_the_last_run_gives_episodes_and_corrects_the_seconds(tmp_path: Path) ->
     write_records([whole, whole.model_copy(update={"id": "u"})], folder / "trajectories.parquet")
     for output in ITERATION_STAGES.values():
         (folder / "timings" / f"{output}.json").write_text(json.dumps({"stage": output, "seconds": 3.0}))
-    assert measured.last(tmp_path) is None  # dvc.lock does not say what made it
+    assert workload.last_run(tmp_path) is None  # dvc.lock does not say what made it
     recorded = yaml.safe_load((ROOT / "params.yaml").read_text())
     entry = {"cmd": "c", "deps": [], "outs": [], "params": {"params.yaml": recorded}}
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"rollout@001": entry}}))
-    last = measured.last(tmp_path)
+    last = workload.last_run(tmp_path)
     assert last is not None
     assert last.episodes[:4] == (50, 2, 3, 6)
     shape = shapes.read(ROOT / "tasks_data/embedded_policy/config.json")
@@ -336,4 +336,4 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_loads(monkeypatch: pyt
 
 
 def test_the_table_in_the_docs_is_the_commands() -> None:
-    assert table.table() in (ROOT / "docs" / "gpu.md").read_text()
+    assert table() in (ROOT / "docs" / "gpu.md").read_text()

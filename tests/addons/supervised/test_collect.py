@@ -21,9 +21,9 @@ def test_files_are_brought_together_and_each_line_has_a_source(tmp_path: Path, m
     (tmp_path / "own.jsonl").write_text(f"\n{json.dumps(first)}\n{json.dumps(first | {'tools': []})}\n")
     names = ("ingested/demonstrations.jsonl", "own.jsonl")
     params = Params.model_validate({"task": "multiplication", "sft": {"demonstrations": names}})
-    found = collect.collect(tmp_path, params, tmp_path / "all.jsonl")
+    found = collect.take(tmp_path, params, tmp_path)
     assert found == {"rows": 3, "from": dict.fromkeys(names, 2), "repeated": 1}
-    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     assert lines[1] == "no json"  # the stage counts it
     assert [json.loads(lines[place])["source"] for place in (0, 2)] == ["trace 1", "own.jsonl:3"]
 
@@ -44,4 +44,4 @@ def test_a_file_without_a_demonstration_is_a_sentence(
 def test_agents_of_ones_own_have_no_tools_in_their_trajectories(tmp_path: Path) -> None:
     params = Params.model_validate({"task": "tests.support.rollouts", "sft": {"from_runs": ["nightly"]}})
     with pytest.raises(UserError, match="is an agent of your own"):
-        collect.collect(tmp_path, params, tmp_path / "all.jsonl")
+        collect.take(tmp_path, params, tmp_path)

@@ -23,6 +23,7 @@ from addons.supervised.embedded_policy import (
     SPECIAL,
     batch_loss,
     corpus,
+    fit,
     make_model,
     make_tokenizer,
     repeated_sequence,
@@ -189,6 +190,16 @@ def test_the_loss_is_the_mean_over_learnt_tokens_whatever_the_padding(model: Any
         apart = [float(batch_loss(model, [row])) * sum(row[1]) for row in (short, long)]
         together = float(batch_loss(model, [short, long]))
     assert together == pytest.approx(sum(apart) / (sum(short[1]) + sum(long[1])), rel=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_training_may_be_as_short_as_one_step(steps: int) -> None:
+    import torch
+
+    layer: Any = torch.nn.Linear(1, 1, bias=False)
+    before = layer.weight.item()
+    fit(layer, steps, 0.01, lambda step: {"loss": layer(torch.ones(1, 1)).sum()})
+    assert layer.weight.item() < before
 
 
 @pytest.mark.nightly

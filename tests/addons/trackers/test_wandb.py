@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def tracked(project: Project) -> list[str]:
 
     messages: list[str] = []
     mlflow = MlflowTracker(project.root, messages.append)
-    beside = wandb.start(mlflow.root, mlflow.params, mlflow.metrics, messages.append)
+    beside = wandb.begin(mlflow, is_live=True)
     assert beside is not None
     trackers: list[Tracker] = [mlflow, beside]
     for number in ("001", "002"):
@@ -172,7 +173,7 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
 def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     messages: list[str] = []
-    interrupted = wandb.WandbTracker(*fake(project.root, messages))
+    interrupted = wandb.WandbTracker(fake(project.root, messages))
     interrupted.iteration("001")
     interrupted.finish("KILLED")  # as the flow's end does
     interrupted.iteration("002")  # what is still being logged beside the flow is not sent
@@ -181,7 +182,7 @@ def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypa
     [first] = sent(project.root)
     assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
     time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
-    all_of_it(wandb.WandbTracker(*fake(project.root, messages)), 2)
+    all_of_it(wandb.WandbTracker(fake(project.root, messages)), 2)
     [_, second] = sent(project.root)
     assert second.run.run_id == first.run.run_id == lock.run_key(lock.read_lock(project.root))
     assert ([row["_step"] for row in second.history], second.exit_code) == ([0, 1, 2], 0)
@@ -189,26 +190,26 @@ def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypa
 
 
 def test_without_it_nothing_is_imported_or_started() -> None:
-    code = "import sys; from addons.trackers import wandb; print(wandb.start(*[None] * 4), 'wandb' in sys.modules)"
+    code = "import sys; from addons.trackers import wandb; print(wandb.begin(None, True), 'wandb' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert process.stdout == "None False\n", process.stderr
 
 
 def test_switched_off_in_spite_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert wandb.start(*fake(Path(), [])) is not None
+    assert wandb.begin(fake(Path(), []), is_live=True) is not None
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert wandb.start(*fake(Path(), [])) is None
+    assert wandb.begin(fake(Path(), []), is_live=True) is None
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY")
-    assert wandb.start(*fake(Path(), [])) is None
+    assert wandb.begin(fake(Path(), []), is_live=True) is None
 
 
 def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     messages: list[str] = []
-    assert wandb.start(*fake(Path(), messages)) is None
+    assert wandb.begin(fake(Path(), messages), is_live=True) is None
     [message] = messages
     assert "(WANDB_API_KEY), and the package wandb is not installed" in message
     assert "k" * 40 not in message
@@ -217,20 +218,20 @@ def test_a_key_without_the_package_is_one_sentence(monkeypatch: pytest.MonkeyPat
 # --- What goes wrong
 
 
-def fake(root: Path, messages: list[str]) -> tuple[Path, Params, wandb.Metrics, Callable[[str], None]]:
-    """What a WandbTracker is made from, with metrics that no MLflow measured."""
+def fake(root: Path, messages: list[str]) -> Any:
+    """Stands for MLflow's tracker, with metrics that no MLflow measured."""
 
     def metrics(number: str | None) -> dict[str, float]:
         return {"loss": 0.5} if number else {"test/success": 0.4, "val/success": 0.2}
 
-    return root, Params(task="toy"), metrics, messages.append
+    return SimpleNamespace(root=root, params=Params(task="toy"), metrics=metrics, log_message=messages.append)
 
 
 def beside(root: Path, program: str) -> tuple[wandb.WandbTracker, list[str]]:
     """In place of the process one that runs this."""
     messages: list[str] = []
     (root / "chain.yaml").write_text('tested: {base: "000", best: "001"}')
-    return wandb.WandbTracker(*fake(root, messages), command=(sys.executable, "-c", program)), messages
+    return wandb.WandbTracker(fake(root, messages), command=(sys.executable, "-c", program)), messages
 
 
 def all_of_it(tracker: wandb.WandbTracker, iterations: int = 3) -> float:
@@ -262,7 +263,7 @@ def test_one_that_ends_at_once_is_one_warning(tmp_path: Path) -> None:
 
 def test_one_that_cannot_be_started_is_one_warning(tmp_path: Path) -> None:
     messages: list[str] = []
-    tracker = wandb.WandbTracker(*fake(tmp_path, messages), command=(str(tmp_path / "missing"),))
+    tracker = wandb.WandbTracker(fake(tmp_path, messages), command=(str(tmp_path / "missing"),))
     all_of_it(tracker)
     assert len(messages) == 1
 
@@ -287,7 +288,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(project: Project, monkey
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
         monkeypatch.setattr(wandb, "PATIENCE", 1.0)
         messages: list[str] = []
-        tracker = wandb.WandbTracker(*fake(project.root, messages))
+        tracker = wandb.WandbTracker(fake(project.root, messages))
         taken = all_of_it(tracker)
         assert tracker.process is not None
         assert tracker.process.poll() is None, "it waits by itself"

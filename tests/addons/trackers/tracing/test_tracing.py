@@ -714,7 +714,7 @@ def test_a_run_is_traced(finished: Path, store: tuple[Any, str, str]) -> None:
 
     def once() -> tracing.Tracing:
         sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
-        sender.base("key", run, 1_700_000_000.0)
+        sender.iteration("key", run, "000", 1_700_000_000.0)
         sender.iteration("key", run, "001", 1_700_000_000.0)
         tested = {"best": "001", "base": "000"}
         assert sender.finish("key", run, tested, {"seed": "1", "api_key": "abc"}, {"success": 0.5}, (1e9, 1e9 + 5))
@@ -752,7 +752,7 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
         keys.setenv("LANGFUSE_HOST", host.address)
         sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
         began = time.perf_counter()
-        sender.base("key", run, 1.0)
+        sender.iteration("key", run, "000", 1.0)
         for _ in range(8):
             sender.iteration("key", run, "001", 1.0)
         assert time.perf_counter() - began < 8  # of nine seconds and more, if somebody waited

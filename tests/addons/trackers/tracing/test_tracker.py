@@ -24,9 +24,6 @@ class Sender:
         self.gate = threading.Event()
         self.gate.set()
 
-    def base(self, key: str, run_id: str, at: float) -> None:
-        self.calls.append(("base", run_id))
-
     def iteration(self, key: str, run_id: str, number: str, at: float) -> None:
         self.gate.wait(20)
         self.calls.append((number, run_id))
@@ -78,7 +75,7 @@ def test_what_mlflow_lacked_is_sent_with_a_later_iteration_and_nothing_twice(run
     run.enter("002", traced="key")  # by an earlier process
     traces.iteration("002")
     traces.iteration("002")
-    assert traces.tracing.calls == [("base", "parent"), ("001", "run 001")]
+    assert traces.tracing.calls == [("000", "parent"), ("001", "run 001")]
     traces.finish("FAILED")
     traces.finish()
     assert len(traces.tracing.calls) == 2, "MLflow does not have the end of the run"
