@@ -1,6 +1,7 @@
 """Whole updates against TRL's GRPOTrainer: the gradient of every optimiser step, on random batches of trajectories.
 
     python -m tests.training.against_trl --batches 100
+    python -m tests.training.against_trl --only options --float64 --names "vespo corrected" # no rounding
 
 In each batch some groups are flat, and some trajectories are unscored, cut off, or of several training rows. The stage
 update reads it from files, once for each loss, each scaling of the rewards, and with and without the KL term; the other
@@ -10,6 +11,9 @@ importance ratios and the loss. A trajectory of several rows is to it one comple
 Three things of TRL's trainer are replaced: sampling; the forward pass, by that of a stock PEFT model in float32, in which
 each training row is by itself; and without importance sampling the old policy's logprobs, which are the sampler's here. The
 policy is a random Qwen3 of a few thousand parameters. Left out: clipping of gradients and the optimiser.
+
+With --float64 the models of both sides have weights in float64, and the trainer's own layers, which widen to float32, keep
+what is wider already. Rewards, masks and the sampler's logprobs stay as they are stored.
 """
 
 from __future__ import annotations
@@ -323,17 +327,40 @@ class Trl:
         return gradients, losses
 
 
+@contextlib.contextmanager
+def wide() -> Iterator[None]:
+    """Inside, what the trainer's layers compute in float32 is computed in float64."""
+    import pytest
+    import torch
+
+    from steps.training import layers, logprobs
+
+    class Wide:
+        float32 = torch.float64
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    narrow = torch.Tensor.float
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else narrow(x))
+        for module in (layers, logprobs):
+            patch.setattr(module, "torch", Wide())
+        yield
+
+
 class Side:
     """Both sides, from one adapter near the base policy: far from it, single terms of the KL drown the others' digits."""
 
-    def __init__(self, policy: Policy, folder: Path, seed: int = 0) -> None:
+    def __init__(self, policy: Policy, folder: Path, seed: int = 0, double: bool = False) -> None:
         from steps.training.grpo import Trainer
 
+        policy = policy.model_copy(update={"dtype": "float64"}) if double else policy
         self.policy, self.folder = policy, folder
         trainer = moved(Trainer(policy, seed=1), size=0.05, seed=seed)
         self.adapter_hash = trainer.save_adapter(folder / "previous-adapter")
         trainer.save_checkpoint(folder / "previous", self.adapter_hash)
-        self.model = twin(trainer, folder / "twin", double=False)
+        self.model = twin(trainer, folder / "twin", double)
         self.trl = Trl(self.model, policy.context, folder / "trl")
 
     def batch(self, seed: int) -> Batch:
@@ -451,18 +478,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=100, help="random batches (default: 100)")
     parser.add_argument("--only", choices=["losses", "options"], help="the losses with each scaling, or OPTIONS")
+    parser.add_argument("--names", nargs="+", choices=OPTIONS, metavar="NAME", help="some of OPTIONS alone")
+    parser.add_argument("--float64", action="store_true", help="both sides in float64")
     chosen = parser.parse_args()
     count = chosen.batches
     if count < 1:
         parser.error(f"--batches must be 1 or more, not {count}")
     began = time.perf_counter()
     rows: dict[str, list[Comparison]] = {name: [] for name in (*LOSSES, *OPTIONS)}
-    with tempfile.TemporaryDirectory(prefix="against-trl-") as name:
-        side = Side(tiny.make_policy(Path(name, "base")), Path(name))
+    with (
+        tempfile.TemporaryDirectory(prefix="against-trl-") as name,
+        wide() if chosen.float64 else contextlib.nullcontext(),
+    ):
+        side = Side(tiny.make_policy(Path(name, "base")), Path(name), double=chosen.float64)
         for seed in range(count):
             batch = side.batch(seed)
             losses = [(update.loss_type, update) for update in settings_of(seed)] if chosen.only != "options" else []
-            for name, update in [*losses, *(options_of(seed) if chosen.only != "losses" else ())]:
+            options = options_of(seed) if chosen.only != "losses" else ()
+            picked = [(name, update) for name, update in options if not chosen.names or name in chosen.names]
+            for name, update in [*losses, *picked]:
                 with contextlib.redirect_stdout(io.StringIO()):  # the stage says how many trajectories it trained on
                     rows[name].append(side.compare(batch, update))
     worst = 0.0

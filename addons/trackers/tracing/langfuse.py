@@ -20,12 +20,18 @@ from addons.trackers.tracing.spans import Trace, encoded, hashed
 
 T = TypeVar("T")
 CLOUD = "https://cloud.langfuse.com"
+KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 SCORES = 1_000_000 - 1000  # bytes of a body of scores: just below the server's limit
 
 
 def host() -> str:
     """The address of the server that the environment variables name, or of Langfuse's own."""
     return (os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD).rstrip("/")
+
+
+def keys() -> list[str]:
+    """The project's public and secret key, each empty where it is not set."""
+    return [os.environ.get(name, "").strip() for name in KEYS]
 
 
 def environment() -> str:
@@ -66,7 +72,7 @@ class Langfuse:
 
 def connect(log_message: Callable[[str], None]) -> Langfuse | None:
     """The project that the environment variables name; None where they are not set, or LANGFUSE_TRACING_ENABLED is false."""
-    public, secret = os.environ.get("LANGFUSE_PUBLIC_KEY"), os.environ.get("LANGFUSE_SECRET_KEY")
+    public, secret = keys()
     if not (public and secret) or os.environ.get("LANGFUSE_TRACING_ENABLED", "").lower() in ("false", "0"):
         return None
     return Langfuse(host(), public, secret, log_message)

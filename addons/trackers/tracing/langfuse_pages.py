@@ -5,16 +5,14 @@ A page that does not come is asked for again, TRIES times in all, after as long 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from addons.trackers.tracing.langfuse import host
+from addons.trackers.tracing.langfuse import KEYS, host, keys
 from environments.kit.http_client import Answer, Client, NoAnswer
 from steps.core.errors import UserError
 
-KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 PAGE, SECONDS, TRIES = 100, 30.0, 3  # rows: the API's limit; for a whole page; attempts
 MOST = 2**28  # bytes of a page: a hundred conversations
 LONGEST = 30.0  # seconds that a server may ask to wait for
@@ -22,10 +20,10 @@ LONGEST = 30.0  # seconds that a server may ask to wait for
 
 def opened(who: str) -> Client:
     """A client of the project that the variables name. UserError, with who asks, where they do not."""
-    keys = [os.environ.get(name, "").strip() for name in KEYS]
-    if not all(keys):
+    public, secret = keys()
+    if not (public and secret):
         raise UserError(f"{who} needs {' and '.join(KEYS)}, of the project's settings in Langfuse")
-    return Client(host(), auth=(keys[0], keys[1]))
+    return Client(host(), auth=(public, secret))
 
 
 def page(client: Client, path: str, query: Mapping[str, str]) -> dict[str, Any]:

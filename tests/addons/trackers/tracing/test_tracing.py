@@ -539,6 +539,12 @@ def test_langfuse_only_with_keys(keys: pytest.MonkeyPatch) -> None:
     keys.setenv("LANGFUSE_TRACING_ENABLED", "false")
     assert langfuse.connect(print) is None
     keys.delenv("LANGFUSE_TRACING_ENABLED")
+    keys.setenv("LANGFUSE_SECRET_KEY", "sk-lf-2\n")  # as a file's last line
+    spaced = langfuse.connect(print)
+    assert spaced is not None
+    assert spaced.headers == project.headers
+    keys.setenv("LANGFUSE_SECRET_KEY", " ")
+    assert langfuse.connect(print) is None
     keys.delenv("LANGFUSE_SECRET_KEY")
     assert langfuse.connect(print) is None
 
