@@ -14,7 +14,6 @@ does the same each night, in a worktree of its own. docs/flywheel.md walks throu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -38,6 +37,7 @@ from steps.core.errors import UserError
 from steps.core.params import Params, PromoteParams
 from steps.core.params_tasks import short_name
 from steps.core.ports import every
+from steps.core.terminal import command_parser
 from steps.core.yaml_text import read_mapping
 from steps.data.ingested import INGESTED, read_rows
 from steps.project.dvc import dvc_output
@@ -220,9 +220,7 @@ def turn_here(display: RunDisplay, name: str) -> tuple[dict[str, Any], list[str]
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.flywheel", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.flywheel", __doc__)
     fields = FlywheelSettings.model_fields
     parser.add_argument("--task", help="default: that of params.yaml")
     parser.add_argument(

@@ -14,7 +14,6 @@ could be read, or nothing was kept.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 from addons.production.traces import unchanged
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.data.ingested import INGESTED
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def run_alone(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
     wrong."""
-    from addons.production.forgetting import finish
+    from addons.production.forget import finish
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
     from flows.repro.versioned import versioned
@@ -140,9 +139,7 @@ def _most(reasons: Mapping[str, int]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.ingest", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.ingest", __doc__)
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="capture, or another with :PATH for files")
     parser.add_argument("--task", metavar="NAME", help="default: that of params.yaml")
     parser.add_argument(

@@ -16,7 +16,6 @@ keeps the version that it has.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -38,7 +37,7 @@ from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
 from steps.core.keys import key
 from steps.core.progress import say
-from steps.core.terminal import served
+from steps.core.terminal import command_parser, served
 from steps.kit import vllm_guard as guard
 from steps.kit.sockets import listen
 from steps.policy.loading import load_chat
@@ -280,9 +279,7 @@ def watch_capture(server: Server, kept: store.Store, spoken: dict[str, int]) -> 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.serve", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.serve", __doc__)
     parser.add_argument(
         "--host", default=HOST, help=f"the address to listen at, and that clients name (default: {HOST})"
     )
