@@ -14,18 +14,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from addons.production.traces.messages import call_of, lost_in, tools_of, unread_in
-from addons.production.traces.openai_jsonl import plain, reason
+from addons.production.traces.messages import call_of, left_out, tools_of
 from addons.production.traces.opinions import Scales, consents, correction_of, moment, score_of
 from addons.production.traces.records import (
+    FAULTS,
     Conversation,
     Feedback,
+    Part,
     PassedOver,
     Unreadable,
     hashed,
     key_of,
-    not_kept,
-    unknown_fields,
+    plain,
+    reason,
 )
 from steps.core.errors import UserError
 from steps.core.message_parts import decoded
@@ -61,9 +62,7 @@ def fetch(root: Path, experiment: str, since: str) -> Iterator[dict[str, Any]]:
                 return
 
 
-def read(
-    rows: Iterable[Any], name: str, scales: Scales | None = None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:
     """The conversations in traces: dicts, or their JSON."""
     for number, row in enumerate(rows, 1):
         place = f"{name}:{number}"
@@ -77,13 +76,11 @@ def read(
                 raise ValueError(f"no trace of MLflow, with info and data, but {named}")
             place = f"{name} {trace['info'].get('trace_id') or trace['info'].get('request_id')}"
             yield from _trace(trace, place, scales)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        except FAULTS as problem:
             yield Unreadable(place, reason(problem))
 
 
-def _trace(
-    trace: Mapping[str, Any], place: str, scales: Scales | None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Iterator[Part]:
     info, spans = trace["info"], trace["data"]["spans"]
     metadata = (info.get("trace_metadata") or info.get("request_metadata") or {}) | (info.get("tags") or {})
     own = {key: value for key, value in metadata.items() if not key.startswith("mlflow.")}
@@ -105,7 +102,7 @@ def _trace(
                 raise ValueError("no answer in the span")
             if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
                 raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        except FAULTS as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue
         last = hashed(name)
@@ -119,8 +116,7 @@ def _trace(
             responses={last: len(messages) - 1},
             metadata=plain(own),
         )
-        yield from unknown_fields(unread_in(inputs), "messages")
-        yield from not_kept(lost_in(inputs, outputs))
+        yield from left_out(inputs, inputs, outputs)
     for assessment in info.get("assessments") or ():
         try:
             feedback = _assessment(assessment, trace_id, last, scales)

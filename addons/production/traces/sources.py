@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +32,7 @@ from addons.production.traces.build import DataSets, Task, build, opinion
 from addons.production.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from addons.production.traces.packed import text_of
 from addons.production.traces.privacy import Privacy
-from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
+from addons.production.traces.records import Conversation, Feedback, Part, PassedOver, Unreadable, hashed, joined, shown
 from steps.core.errors import UserError
 from steps.core.ports import bring, need
 from steps.core.section import at
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
     from steps.core.params import Params
 
-Part = Conversation | Unreadable | PassedOver
 KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
 LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
 REGRESSION = 0.3
@@ -172,9 +172,8 @@ class _Got(NamedTuple):
         self.passed_over.update(other)
         if (counts or other or reading.is_whole(source)) and not counts[""]:
             why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
-            self.nothing.append(
-                f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
-            )
+            named = f"{source.kind}:{source.place}"
+            self.nothing.append(f"{named}: nothing in it was read: {', '.join(why) or 'it is empty'}")
 
 
 def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
@@ -222,16 +221,12 @@ class _Reading(NamedTuple):
             yield from parts
         elif source.kind == "mlflow" and not (path and path.is_file()):
             name = f"mlflow {hashed(mlflow_traces.address(self.root))} {source.place}"
-            since = self._since(name, "mlflow API", LATE["mlflow"])
-            rows = mlflow_traces.fetch(self.root, source.place, since)
-            yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
+            yield from self._api(mlflow_traces, name, partial(mlflow_traces.fetch, self.root, source.place))
         elif source.kind == "langfuse" and path is None:
             need("trackers", "the source langfuse")
             from addons.trackers.tracing import langfuse_pages
 
-            name = f"langfuse {hashed(langfuse_pages.host())}"
-            rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
-            yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
+            yield from self._api(langfuse_traces, f"langfuse {hashed(langfuse_pages.host())}", langfuse_traces.fetch)
         else:
             assert path is not None
             digest = hashlib.sha256()
@@ -246,22 +241,21 @@ class _Reading(NamedTuple):
                     yield part
                 self.state["files"] = sorted([*self.state["files"], *([name] if is_read else [])])
 
-    def _since(self, name: str, place: str, late: timedelta) -> str:
-        reached = str(self.state.get("apis", {}).get(name + self.how()) or "")
-        if not reached:
-            self.afresh.add(place)
-        return moment(datetime.fromisoformat(reached) - late) if reached else ""
-
-    def _watched(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
-        """The parts of an API, whose watermark becomes the time of the latest of them."""
+    def _api(self, reader: Any, name: str, fetch: Callable[[str], Iterator[Any]]) -> Iterator[Part]:
+        """The parts of an API from some time before its watermark on, which becomes the time of the latest of them."""
+        place, name = f"{reader.PRODUCER} API", name + self.how()
         apis = self.state.setdefault("apis", {})
-        latest = str(apis.get(name + self.how()) or "")
-        for part in parts:
+        if latest := str(apis.get(name) or ""):
+            since = moment(datetime.fromisoformat(latest) - LATE[reader.PRODUCER])
+        else:
+            since = ""
+            self.afresh.add(place)
+        for part in reader.read(fetch(since), place, self.scales):
             if isinstance(part, Conversation):
                 latest = max(latest, part.started, *(entry.time for entry in part.feedback), "")
             yield part
         if latest:
-            apis[name + self.how()] = latest
+            apis[name] = latest
 
 
 def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
@@ -281,7 +275,6 @@ def load_task(root: Path, settings: Params) -> Task:
     """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
     test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
     import environments
-    from steps.core.ports import bring
 
     if "+" in settings.task:
         raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")
