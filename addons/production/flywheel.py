@@ -102,7 +102,7 @@ def gather(root: Path, settings: FlywheelSettings, task: str) -> Turn:
     """Ingest the sources, which is done in the project's folder, and decide whether there is something to train on."""
     lines = []
     if settings.sources:
-        done = ingest.run_alone(root, settings.sources, task, [], settings.consented, None)
+        done = ingest.run(root, settings.sources, task, [], settings.consented, None)
         lines += ingest.described(done)
     path = root / INGESTED / task / "scenarios.jsonl"
     ids = {str(row["id"]) for row in read_rows(path)}

@@ -22,21 +22,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from addons.production.traces import (
-    captured,
-    files,
-    langfuse_traces,
-    mlflow_traces,
-    openai_jsonl,
-    otel,
-    remains,
-    store,
-    tombstones,
-    unchanged,
-)
+from addons.production.traces import files, remains, store, tombstones, unchanged
 from addons.production.traces.build import Task, build
 from addons.production.traces.records import key_of
-from addons.production.traces.sources import REGRESSION, load_task
+from addons.production.traces.sources import KINDS, REGRESSION, load_task
 from environments.base import Message
 from flows.repro import folder_lock
 from flows.repro.versioned import versioned
@@ -50,8 +39,7 @@ from steps.data.ingested import INGESTED, read_rows
 from steps.project.ledger import Ledger
 
 INTENT = tombstones.FOLDER / "intended"  # keys that are being deleted, and the store
-PRODUCERS = tuple(module.PRODUCER for module in (captured, langfuse_traces, mlflow_traces, openai_jsonl, otel))
-KEY = re.compile(rf"(?:{'|'.join(PRODUCERS)}):[0-9a-f]{{16}}")
+KEY = re.compile(rf"(?:{'|'.join(KINDS)}):[0-9a-f]{{16}}")
 
 
 def run(root: Path, names: list[str], capture: Path) -> list[str]:
@@ -86,7 +74,7 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 def keys_of(names: Iterable[str]) -> set[str]:
     """The keys that these conversations can have: a key itself, or that of each producer for an id."""
     return {
-        key for name in names for key in ([name] if KEY.fullmatch(name) else [key_of(each, name) for each in PRODUCERS])
+        key for name in names for key in ([name] if KEY.fullmatch(name) else [key_of(each, name) for each in KINDS])
     }
 
 

@@ -36,18 +36,8 @@ NO_CONSENT = "no consent"  # as addons/production/traces/sources.py says it
 def run(
     root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
 ) -> Ingested:
-    """Ingest the sources while no other command is at work here."""
-    from flows.repro import folder_lock
-
-    with folder_lock.held(root, folder_lock.command_line()):
-        return run_alone(root, words, task, scales, consented, regression)
-
-
-def run_alone(
-    root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
-) -> Ingested:
-    """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
-    wrong."""
+    """Ingest the sources, give the folder to DVC, and index it, while no other command is at work here: the caller holds
+    the folder's lock. UserError before anything is read where an option is wrong."""
     from addons.production.forget import finish
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
@@ -161,6 +151,7 @@ def main(words: list[str] | None = None) -> int:
         for line in ("nothing new since the last time, when it said:", *lines):
             say(line)
         return 0
+    from flows.repro import folder_lock
     from steps.core import dotenv, params
 
     dotenv.load(root)
@@ -168,7 +159,8 @@ def main(words: list[str] | None = None) -> int:
     results: list[Ingested] = []
 
     def work() -> None:
-        results.append(run(root, *chosen))
+        with folder_lock.held(root, folder_lock.command_line()):
+            results.append(run(root, *chosen))
         lines = report(results[0], options.task or params.load("params.yaml", params.Params).task)
         if results[0].conversations and not results[0].nothing:
             unchanged.keep(root, unchanged.state(root, options.sources, how), lines)

@@ -35,13 +35,12 @@ from starlette.responses import JSONResponse
 from addons.production.serving.apart import Apart, lost, serve
 from addons.production.serving.bodies import CHAT, CONVERSATION_HEADER, answers, asked, named, refusal
 from addons.production.serving.counts import LATE, Counts, cause
-from addons.production.traces.captured import PRODUCER
 from addons.production.traces.messages import answer_of, conversation_of, tools_of
 from addons.production.traces.openai_jsonl import feedback_of
 from addons.production.traces.opinions import moment
 from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import hashed, key_of, mapping, plain, reason
-from addons.production.traces.store import FULL, Store
+from addons.production.traces.store import FULL, PRODUCER, Store
 from addons.production.traces.tombstones import Forgotten
 from steps.core import outside_json
 from steps.kit.guard import LARGEST, Call, Middleware, drained, read
@@ -272,14 +271,11 @@ class Answer:
                 self.body += body
             if not message.get("more_body") or DONE.search(self.tail):
                 self.is_kept = True
-                await self.keep()
+                if self.size > LARGEST:
+                    self.capture.counts.add("too long")
+                else:
+                    await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
         await self.send(message)
-
-    async def keep(self) -> None:
-        if self.size > LARGEST:
-            self.capture.counts.add("too long")
-        else:
-            await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
 
 
 def store() -> Store:

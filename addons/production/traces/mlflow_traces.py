@@ -31,6 +31,7 @@ from addons.production.traces.records import (
 from steps.core.errors import UserError
 from steps.core.message_parts import decoded
 from steps.project.store import address, connect, explained
+from steps.registry.model import pages
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")
@@ -47,19 +48,14 @@ def fetch(root: Path, experiment: str, since: str) -> Iterator[dict[str, Any]]:
             where = address(root).partition("://")[0]
             raise UserError(f"mlflow:{experiment}: {where} has no experiment of this name, and there is no such file")
         after = int(1000 * datetime.fromisoformat(since).timestamp()) if since else 0
-        token: str | None = None
-        while True:
-            page = client.search_traces(
-                locations=[existing.experiment_id],
-                filter_string=f"trace.timestamp_ms >= {after}",
-                order_by=["timestamp_ms ASC"],
-                max_results=PAGE,
-                page_token=token,
-            )
-            yield from (json.loads(trace.to_json()) for trace in page)
-            token = page.token
-            if not token:
-                return
+        found = pages(
+            client.search_traces,
+            locations=[existing.experiment_id],
+            filter_string=f"trace.timestamp_ms >= {after}",
+            order_by=["timestamp_ms ASC"],
+            max_results=PAGE,
+        )
+        yield from (json.loads(trace.to_json()) for trace in found)
 
 
 def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:

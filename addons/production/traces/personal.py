@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
+from string import hexdigits
 
 import stdnum
 
@@ -130,12 +131,8 @@ def _mails(seen: Seen) -> Iterator[tuple[str, int, int]]:
 
 def _machines(text: str) -> Iterator[tuple[str, int, int]]:
     """Addresses of machines and of their network cards: where colons, or points between four hex digits, are."""
-    for pattern, around in (
-        (forms.COLONS, "0123456789abcdefABCDEF:."),
-        (forms.DOTTED, "0123456789abcdefABCDEF."),
-        (forms.DASHED, "0123456789abcdefABCDEF-"),
-    ):
-        end = 0
+    for pattern, signs in ((forms.COLONS, ":."), (forms.DOTTED, "."), (forms.DASHED, "-")):
+        around, end = hexdigits + signs, 0
         for match in pattern.finditer(text):
             start = match.start()
             while start > end and text[start - 1] in around and match.start() - start < 40:

@@ -145,13 +145,10 @@ class Privacy:
     def message(self, message: Message) -> Message:
         """A message, whose role stays as it is."""
         made = dict(message)
-        for field in ("content", "reasoning"):
+        masks = {"content": self.text, "reasoning": self.text, "name": self.name, "tool_call_id": self.id}
+        for field, mask in masks.items():
             if isinstance(text := made.get(field), str):
-                made[field] = self.text(text)
-        if isinstance(named := made.get("name"), str):
-            made["name"] = self.name(named)
-        if isinstance(answered := made.get("tool_call_id"), str):
-            made["tool_call_id"] = self.id(answered)
+                made[field] = mask(text)
         if calls := made.get("tool_calls"):
             made["tool_calls"] = [self._call(call) for call in calls]
         return made
