@@ -103,8 +103,8 @@ def most_like(scenarios: Sequence[Scenario], question: str) -> Scenario:
     from environments.base import normalise
 
     def words_of(scenario: Scenario) -> set[str]:
-        said = (str(message["content"]) for message in scenario.messages if message["role"] == "user")
-        return {word for text in said for word in normalise(text).split()}
+        texts = (str(message["content"]) for message in scenario.messages if message["role"] == "user")
+        return {word for text in texts for word in normalise(text).split()}
 
     words = [words_of(scenario) for scenario in scenarios]
     counts = Counter(word for own in words for word in own)

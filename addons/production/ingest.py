@@ -146,8 +146,8 @@ def main(words: list[str] | None = None) -> int:
     )
     options = parser.parse_args(words)
     root = Path.cwd()
-    how = repr((options.task, options.scale, options.consented, options.regression))
-    if lines := unchanged.last_report(root, unchanged.state(root, options.sources, how)):
+    how = options.task, options.scale, options.consented, options.regression
+    if lines := unchanged.last_report(root, unchanged.state(root, options.sources, repr(how))):
         for line in ("nothing new since the last time, when it said:", *lines):
             say(line)
         return 0
@@ -155,15 +155,14 @@ def main(words: list[str] | None = None) -> int:
     from steps.core import dotenv, params
 
     dotenv.load(root)
-    chosen = options.sources, options.task, options.scale, options.consented, options.regression
     results: list[Ingested] = []
 
     def work() -> None:
         with folder_lock.held(root, folder_lock.command_line()):
-            results.append(run(root, *chosen))
+            results.append(run(root, options.sources, *how))
         lines = report(results[0], options.task or params.load("params.yaml", params.Params).task)
         if results[0].conversations and not results[0].nothing:
-            unchanged.keep(root, unchanged.state(root, options.sources, how), lines)
+            unchanged.keep(root, unchanged.state(root, options.sources, repr(how)), lines)
         for line in lines:
             say(line)
 

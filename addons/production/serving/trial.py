@@ -69,11 +69,8 @@ class Trial(Middleware):
             return refusal(400, str(problem))
         if request is None or request.get("model") != served.name:
             return None
-        version, send, answered = (
-            served.champion,
-            call.send,
-            scope.get(ANSWERED, {}),
-        )  # the last where capture stores it
+        version, send = served.champion, call.send
+        answered = scope.get(ANSWERED, {})  # capture's own, where it stores the answer
         if is_canary := served.gets_canary(named(Headers(scope=scope), request)):
             rewrite(call, request | {"model": served.canary_name})
             version = served.canary

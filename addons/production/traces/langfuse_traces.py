@@ -12,7 +12,6 @@ given a scale. Consent is `consent` in the metadata, or the tag "consent".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from addons.production.traces.records import (
     hashed,
     key_of,
     mapping,
+    parsed,
     plain,
 )
 from environments.kit.http_client import Client
@@ -83,13 +83,13 @@ def export(path: Path) -> Iterator[Any]:
             continue
         text, unread = text_of(file)
         yield from unread
-        whole = _json(text)
+        whole = parsed(text)
         if isinstance(whole, list):
             yield from whole
         elif isinstance(whole, dict):
             yield from whole["data"] if isinstance(whole.get("data"), list) else [whole]
         else:
-            yield from (_json(line) or line for line in text.split("\n") if line.strip())
+            yield from (parsed(line) or line for line in text.split("\n") if line.strip())
 
 
 def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:
@@ -208,10 +208,3 @@ def _get(row: Mapping[str, Any], name: str) -> Any:
     """A field by its name in camel case, or the same in snake case."""
     snake = "".join(f"_{sign.lower()}" if sign.isupper() else sign for sign in name)
     return row.get(name) if row.get(name) is not None else row.get(snake)
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -48,14 +48,14 @@ def fetch(root: Path, experiment: str, since: str) -> Iterator[dict[str, Any]]:
             where = address(root).partition("://")[0]
             raise UserError(f"mlflow:{experiment}: {where} has no experiment of this name, and there is no such file")
         after = int(1000 * datetime.fromisoformat(since).timestamp()) if since else 0
-        found = pages(
+        traces = pages(
             client.search_traces,
             locations=[existing.experiment_id],
             filter_string=f"trace.timestamp_ms >= {after}",
             order_by=["timestamp_ms ASC"],
             max_results=PAGE,
         )
-        yield from (json.loads(trace.to_json()) for trace in found)
+        yield from (json.loads(trace.to_json()) for trace in traces)
 
 
 def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:

@@ -27,6 +27,7 @@ from addons.production.traces.records import (
     hashed,
     key_of,
     mapping,
+    parsed,
     plain,
     unknown_fields,
 )
@@ -62,10 +63,7 @@ def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
 
 def rows(text: str) -> Iterable[str]:
     """The lines of a file of JSON lines; the entries of one that is a JSON list, or one row over several lines."""
-    try:
-        whole = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
-    except (ValueError, RecursionError):
-        whole = None
+    whole = parsed(text) if text.lstrip()[:1] in ("[", "{") else None
     if isinstance(whole, dict):
         whole = [whole]
     return map(json.dumps, whole) if isinstance(whole, list) else text.split("\n")

@@ -171,9 +171,8 @@ class _Reading:
 def consents_in(fields: Mapping[str, Any]) -> list[bool]:
     """What the attributes of a span or resource say of consent, each."""
     statements = [spans.decoded_text(value) for name, value in fields.items() if f".{name}".endswith(".consent")]
-    about = decoded(fields.get("metadata"))
-    if isinstance(about, Mapping) and about.get("consent") is not None:
-        statements.append(about["consent"])
+    if (stated := mapping(decoded(fields.get("metadata"))).get("consent")) is not None:
+        statements.append(stated)
     tags = [decoded(fields.get(name)) for name in TAGS]
     return [*map(consents, statements), *(True for tag in tags if isinstance(tag, list) and "consent" in tag)]
 

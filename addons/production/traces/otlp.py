@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from addons.production.traces.opinions import moment
-from addons.production.traces.records import mapping
+from addons.production.traces.records import mapping, parsed
 from steps.core.message_parts import first_of
 
 HEX = re.compile(r"(?:[0-9a-fA-F]{16}){1,2}")
@@ -188,10 +188,5 @@ def _form(document: Any) -> str:
 def lines_or_whole(text: str) -> Iterable[str]:
     """The lines of a file of JSON lines; the text where its values go over several lines."""
     lines = text.split("\n")
-    for line in [line for line in lines if line.strip()][:2]:
-        try:
-            if isinstance(json.loads(line), dict):
-                return lines
-        except (ValueError, RecursionError):
-            continue
-    return [text]
+    first = [line for line in lines if line.strip()][:2]
+    return lines if any(isinstance(parsed(line), dict) for line in first) else [text]

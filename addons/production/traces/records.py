@@ -106,6 +106,14 @@ def reason(problem: Exception) -> str:
     return f"not in the form of its producer ({type(problem).__name__})"
 
 
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text; None for what is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def mapping(value: Any) -> dict[str, Any]:
     """An object; an empty one for anything else."""
     return dict(value) if isinstance(value, Mapping) else {}

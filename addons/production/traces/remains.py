@@ -56,8 +56,7 @@ def listed(
         command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(more)}"
         lines.append(f"DVC's cache holds it in {len(more)} more files: `{command}` removes those that nothing needs")
     lines += _remote(root, versions) if versions else []
-    where = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if where.startswith("http"):
+    if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         lines.append("MLflow's server was not searched: its traces and artifacts may hold it; look for its id there")
     return lines
 

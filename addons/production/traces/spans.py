@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
@@ -120,22 +121,16 @@ def lost(fields: Mapping[str, Any]) -> set[str]:
 def previous(fields: Mapping[str, Any]) -> str:
     """The id of the response that a call of OpenAI's Responses goes on from; empty for none."""
     for name in ("llm.invocation_parameters", "input.value", "langfuse.observation.input", "mlflow.spanInputs"):
-        request = decoded(fields.get(name))
-        if isinstance(request, Mapping) and request.get("previous_response_id"):
-            return str(request["previous_response_id"])
+        if earlier := mapping(decoded(fields.get(name))).get("previous_response_id"):
+            return str(earlier)
     return str(fields.get("gen_ai.request.previous_response_id") or "")
 
 
 def answer_id(fields: Mapping[str, Any]) -> str:
     """The id of a call's answer; empty where none is recorded."""
-    for name in ("gen_ai.response.id", "ai.response.id"):
-        if fields.get(name):
-            return str(fields[name])
-    for _, name in WHOLE:
-        answer = decoded(fields.get(name))
-        if isinstance(answer, Mapping) and answer.get("id"):
-            return str(answer["id"])
-    return ""
+    named = (fields.get(name) for name in ("gen_ai.response.id", "ai.response.id"))
+    inside = (mapping(decoded(fields.get(name))).get("id") for _, name in WHOLE)
+    return next((str(name) for name in chain(named, inside) if name), "")
 
 
 def decoded_text(value: Any) -> Any:
@@ -166,8 +161,8 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
             given.append({"role": match[1]} | fields)
         elif event.name == "gen_ai.choice" and not own.get("index"):
             message = whole(own.get("message")) or fields
-            said = dict(message) if isinstance(message, Mapping) else {"content": message}
-            given.append({"role": "assistant"} | said)
+            answer = dict(message) if isinstance(message, Mapping) else {"content": message}
+            given.append({"role": "assistant"} | answer)
     return merged(conversation_of(given, packed=True)) if given else []
 
 

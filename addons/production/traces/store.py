@@ -24,7 +24,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from addons.production.traces.records import FAULTS, Conversation, Feedback, Unreadable, content_hash
+from addons.production.traces.records import FAULTS, Conversation, Feedback, Unreadable, content_hash, parsed
 from addons.production.traces.tombstones import Forgotten, Tombstones
 from environments.base import Message
 from steps.core.errors import UserError
@@ -278,8 +278,5 @@ def _ends_line(path: Path) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    record = parsed(line)
     return record if isinstance(record, dict) else None
