@@ -98,6 +98,7 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
                 raise ValueError("no answer in the span")
             if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
                 raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
+            tools = tools or tools_of(_field(span, "mlflow.chat.tools"))
         except FAULTS as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue
@@ -108,7 +109,7 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
             ended=moment(span.get("end_time_unix_nano") or span.get("end_time_ns")),
             consent=consents(own.get("consent", own.get("flywheel.consent"))),
             messages=tuple(messages),
-            tools=tools or tools_of(_field(span, "mlflow.chat.tools")),
+            tools=tools,
             responses={last: len(messages) - 1},
             metadata=plain(own),
         )
@@ -120,7 +121,7 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
                 yield PassedOver(f"assessments {assessment.get('assessment_name')}, which are none of people now")
             else:
                 yield Conversation(key=key, feedback=(feedback,))
-        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        except FAULTS as problem:
             yield Unreadable(f"{place} assessment {assessment.get('assessment_name')}", reason(problem))
 
 
