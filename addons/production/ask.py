@@ -15,7 +15,6 @@ in the ledger, which would give those of an earlier champion to the same questio
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import time
@@ -25,15 +24,17 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addons.production.serving import local
 from addons.production.serving.server import Server, served_key
 from flows.terminal import report
 from steps.core import params
 from steps.core.errors import UserError
-from steps.core.terminal import console, exit_code, logged
+from steps.core.terminal import command_parser, console, exit_code, logged
 from steps.policy.served import HOST, PORT
+from steps.project.chain import BASE
 
 if TYPE_CHECKING:
+    import argparse
+
     from addons.models.players import Played
     from environments.base import Env, Scenario
     from steps.core.records import Trajectory
@@ -102,12 +103,8 @@ def most_like(scenarios: Sequence[Scenario], question: str) -> Scenario:
     from environments.base import normalise
 
     def words_of(scenario: Scenario) -> set[str]:
-        return {
-            word
-            for message in scenario.messages
-            if message["role"] == "user"
-            for word in normalise(str(message["content"])).split()
-        }
+        texts = (str(message["content"]) for message in scenario.messages if message["role"] == "user")
+        return {word for text in texts for word in normalise(text).split()}
 
     words = [words_of(scenario) for scenario in scenarios]
     counts = Counter(word for own in words for word in own)
@@ -154,6 +151,55 @@ def play_served(server: Server, task: Task, scenario: Scenario) -> Played:
         [played] = players.play(
             policy, task.env, task.data, [(scenario, 0)], prefix="ask", max_turns=limits.max_turns, slow=limits
         )
+    return played
+
+
+def policies(task: Task, why: str) -> dict[str, Path]:
+    """The adapters of the run in run/, by what they are: the base policy's and the best one's. UserError, which begins with
+    why no server is asked, where there is no finished run of this task."""
+    path, name = task.root / report.RUN / "summary.json", task.settings.task
+    cure = "`make train` makes one, and `make serve` serves the champion"
+    if not path.exists():
+        raise UserError(f"{why}, and there is no finished run in run/ to ask: {cure}")
+    summary = report.read(path)
+    if summary["task"] != name:
+        raise UserError(f"{why}, and the run in run/ is of {summary['task']}, not of {name} (params.yaml): {cure}")
+    adapters = {}
+    for folder in dict.fromkeys((BASE, report.tested(summary))):
+        who = f"{'base' if folder == BASE else 'trained'} (run/{folder})"
+        adapters[who] = path.parent / folder / "adapter"
+        if not adapters[who].is_dir():
+            raise UserError(f"{why}, and the adapter of {who} is not here: `.venv/bin/dvc checkout` brings it back")
+    return adapters
+
+
+def start_engine(settings: params.Params) -> None:
+    """Load the engine, where it is one of this process. UserError where the policy has no adapter."""
+    if not settings.policy.has_adapter:
+        raise UserError(f"policy.kind: {settings.policy.kind} has no adapters, so there are no two policies to ask")
+    if settings.policy.kind == "vllm":
+        from steps.sampling import engine
+
+        engine.get(settings.policy)
+
+
+def play_here(task: Task, scenario: Scenario, adapters: dict[str, Path]) -> dict[str, tuple[Trajectory, float]]:
+    """An episode of each of these adapters, as the stage evaluate plays it, and its seconds."""
+    import environments
+    from steps.sampling import play
+    from steps.sampling.job import Job
+
+    settings = params.load(task.root / "params.yaml", params.EvaluateParams)
+    folder = task.root / environments.data_of(settings.task)
+    played = {}
+    for who, adapter in adapters.items():
+        begun = time.monotonic()
+        job = Job(
+            settings.policy, settings.evaluate, adapter, task.env, [(scenario, 0)], "ask", 0, task.data, folder,
+            task=settings.task, settings=settings,
+        )  # fmt: skip
+        [trajectory] = play.play(job)
+        played[who] = trajectory, time.monotonic() - begun
     return played
 
 
@@ -215,7 +261,7 @@ def ask(root: Path, options: argparse.Namespace) -> None:
             raise
         why = str(problem).partition(": ")[0]
     task = load(root)
-    adapters = {} if server else local.policies(root, task.settings.task, why)
+    adapters = {} if server else policies(task, why)
     scenario = choose(task.scenarios(), options.scenario, options.seed, own)
     about = f"test scenario {scenario.id}" + (", whose data the tools work on" if own else "")
     scenario = scenario if own is None else with_question(task, scenario, own)
@@ -230,11 +276,11 @@ def ask(root: Path, options: argparse.Namespace) -> None:
     begun = time.monotonic()
     (root / LOG).unlink(missing_ok=True)
     with logged(root / LOG):
-        local.start_engine(task.settings)
+        start_engine(task.settings)
     print(f"Loaded in {time.monotonic() - begun:.0f} s; {about}", flush=True)
     show_question(scenario)
     with logged(root / LOG):
-        attempts = local.play(root, task.env, task.data, scenario, adapters)
+        attempts = play_here(task, scenario, adapters)
     columns = {}
     for who, (trajectory, seconds) in attempts.items():
         counts = f"{sum(len(turn.completion_ids) for turn in trajectory.turns)} sampled tokens, {seconds:.1f} s"
@@ -252,9 +298,7 @@ def show_question(scenario: Scenario) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.ask", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.ask", __doc__)
     parser.add_argument("question", nargs="?", help="in place of the scenario's own; not for games and dialogues")
     parser.add_argument(
         "--scenario", metavar="ID|N", help="of the test split, by its id or number (default: the first)"

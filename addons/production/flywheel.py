@@ -14,21 +14,21 @@ does the same each night, in a worktree of its own. docs/flywheel.md walks throu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prefect import flow
+from pydantic import Field
 
 from addons.production import ingest
-from addons.production.settings import FlywheelSettings
+from environments import tasks
 from flows.deployment import workspace
-from flows.deployment.settings import PromoteSettings, assigned
+from flows.deployment.settings import Form, PromoteSettings, assigned
+from flows.deployment.workspace import NAME
 from flows.promotion import change
 from flows.repro.parameters import set_params
 from flows.terminal import recorded
@@ -38,16 +38,57 @@ from steps.core.errors import UserError
 from steps.core.params import Params, PromoteParams
 from steps.core.params_tasks import short_name
 from steps.core.ports import every
+from steps.core.terminal import command_parser
 from steps.core.yaml_text import read_mapping
 from steps.data.ingested import INGESTED, read_rows
 from steps.project.dvc import dvc_output
 from steps.project.git import git
 from steps.registry.model import CANARY, RegisteredModel, read_registry
 
-if TYPE_CHECKING:
-    from flows.terminal.display import RunDisplay
-
 LATEST = 200  # kept runs that are looked through for the last turn
+
+
+class FlywheelSettings(Form):
+    """One turn of the flywheel: ingest, train from the champion where there is enough that is new, and promote past the
+    gate. Fields left empty have the values of the task's preset, or of params.yaml."""
+
+    task: str = Field(
+        "email_search",
+        description="what the agent learns: a task in environments/",
+        json_schema_extra={"enum": [*tasks()]},
+    )
+    own_task: str | None = Field(
+        None, min_length=1, description="instead of `task`: the dotted name of your own module, such as my_team.my_task"
+    )
+    name: str | None = Field(None, pattern=f"^{NAME}$", description="of the run. Empty: the flow run's")
+    sources: list[str] = Field(
+        ["capture"],
+        description="of conversations, as .venv/bin/python -m addons.production.ingest takes them; empty: what was ingested",
+    )
+    consented: bool = Field(False, description="everybody in these sources agreed, where rows do not say so")
+    min_new: int = Field(
+        30, ge=1, description="scenarios that no run has trained on yet; with fewer nothing is trained"
+    )
+    share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="of the training and validation scenarios from production (scenarios.ingested.share)",
+    )
+    demonstrations: bool = Field(
+        False, description="train on the conversations that people called good first (the stage sft)"
+    )
+    decides: Literal["test", "regression"] = Field(
+        "regression",
+        description="the scenarios on which the gate wants a gain: the test split, or what went wrong in production",
+    )
+    iterations: int | None = Field(None, ge=1, le=999, description="at most; training stops early without progress")
+    more: dict[str, Any] = Field({}, description='any other key of params.yaml, as {"update.beta": 0.02}')
+
+    @property
+    def chosen(self) -> str:
+        """The task to train on."""
+        return self.own_task or self.task
 
 
 class Turn(NamedTuple):
@@ -61,7 +102,7 @@ def gather(root: Path, settings: FlywheelSettings, task: str) -> Turn:
     """Ingest the sources, which is done in the project's folder, and decide whether there is something to train on."""
     lines = []
     if settings.sources:
-        done = ingest.run_alone(root, settings.sources, task, [], settings.consented, None)
+        done = ingest.run(root, settings.sources, task, [], settings.consented, None)
         lines += ingest.described(done)
     path = root / INGESTED / task / "scenarios.jsonl"
     ids = {str(row["id"]) for row in read_rows(path)}
@@ -156,13 +197,11 @@ def promoted(summary: dict[str, Any]) -> list[str]:
     label = f"models:/{entry['name']}/{entry['version']}"
     if verdict is None:
         return [f"not promoted: {label} is the champion already"]
-    became = "refused" if not verdict.promoted else "promoted" if is_champion(entry) else "on trial (serve.canary)"
+    if not verdict.promoted:
+        return [f"{label} is refused: {verdict.reason}"]
+    champion = read_registry(Path.cwd(), entry["name"]).aliases.get("champion")
+    became = "promoted" if champion == str(entry["version"]) else "on trial (serve.canary)"
     return [f"{label} is {became}: {verdict.reason}"]
-
-
-def is_champion(entry: dict[str, Any]) -> bool:
-    """Whether a version is champion now; else it is on trial."""
-    return read_registry(Path.cwd(), entry["name"]).aliases.get("champion") == str(entry["version"])
 
 
 def show(lines: list[str]) -> None:
@@ -211,18 +250,8 @@ def deployed(settings: FlywheelSettings) -> list[str]:
     return lines
 
 
-def turn_here(display: RunDisplay, name: str) -> tuple[dict[str, Any], list[str]]:
-    """Train in the current folder and judge: (run/summary.json, what became of it)."""
-    from flows.training.run import train_here
-
-    summary = train_here(display, name)
-    return summary, promoted(summary)
-
-
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.flywheel", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.flywheel", __doc__)
     fields = FlywheelSettings.model_fields
     parser.add_argument("--task", help="default: that of params.yaml")
     parser.add_argument(
@@ -248,15 +277,8 @@ def main(words: list[str] | None = None) -> int:
         prepare(by_hand=True)
         root = Path.cwd()
         task = options.task or params.load(root / "params.yaml", Params).task
-        settings = FlywheelSettings(
-            own_task=task,
-            sources=options.source or ["capture"],
-            consented=options.consented,
-            min_new=options.min_new,
-            share=options.share,
-            demonstrations=options.demonstrations,
-            decides=options.decides,
-        )
+        given = {name: getattr(options, name) for name in "consented min_new share demonstrations decides".split()}
+        settings = FlywheelSettings(own_task=task, sources=options.source or ["capture"], **given)
         if not options.dry_run:
             change.finish(root, model_of(root, task))
         turn = gather(root, settings, task)
@@ -267,9 +289,7 @@ def main(words: list[str] | None = None) -> int:
         train(task, [*turn.assignments, *options.set], options.name)
         return 0
 
-    code = run_command(work)
-    recorded = sys.modules.get("flows.terminal.recorded")
-    return recorded.leave(code) if recorded else code
+    return recorded.leave(run_command(work))
 
 
 def train(task: str, assignments: list[str], name: str) -> None:
@@ -284,14 +304,19 @@ def train(task: str, assignments: list[str], name: str) -> None:
     for line in start.prepare(chosen):
         print(f"flywheel: {line}", flush=True)
     from flows.terminal.display import RunDisplay
-    from flows.terminal.recorded import result_of
     from flows.training.ending import print_end
 
-    run_name = name or f"flywheel-{chosen.seed}"
-    display = RunDisplay()
+    display, run_name = RunDisplay(), name or f"flywheel-{chosen.seed}"
+
+    def turn() -> tuple[dict[str, Any], list[str]]:
+        from flows.training.run import train_here
+
+        summary = train_here(display, run_name)
+        return summary, promoted(summary)
+
     with display.shown(LOG):
         display.begin("starting Prefect")
-        summary, lines = result_of("flywheel", partial(turn_here, display, run_name), display.say, run_name)
+        summary, lines = recorded.result_of("flywheel", turn, display.say, run_name)
     workspace.keep_described(Path.cwd(), run_name)
     print_end(display.say, summary)
     for line in lines:

@@ -14,7 +14,6 @@ could be read, or nothing was kept.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 from addons.production.traces import unchanged
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.data.ingested import INGESTED
 
 if TYPE_CHECKING:
@@ -37,19 +36,9 @@ NO_CONSENT = "no consent"  # as addons/production/traces/sources.py says it
 def run(
     root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
 ) -> Ingested:
-    """Ingest the sources while no other command is at work here."""
-    from flows.repro import folder_lock
-
-    with folder_lock.held(root, folder_lock.command_line()):
-        return run_alone(root, words, task, scales, consented, regression)
-
-
-def run_alone(
-    root: Path, words: list[str], task: str | None, scales: list[str], consented: bool, regression: float | None
-) -> Ingested:
-    """Ingest the sources, give the folder to DVC, and index it. UserError before anything is read where an option is
-    wrong."""
-    from addons.production.forgetting import finish
+    """Ingest the sources, give the folder to DVC, and index it, while no other command is at work here: the caller holds
+    the folder's lock. UserError before anything is read where an option is wrong."""
+    from addons.production.forget import finish
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
     from flows.repro.versioned import versioned
@@ -140,9 +129,7 @@ def _most(reasons: Mapping[str, int]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.ingest", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.ingest", __doc__)
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="capture, or another with :PATH for files")
     parser.add_argument("--task", metavar="NAME", help="default: that of params.yaml")
     parser.add_argument(
@@ -159,22 +146,23 @@ def main(words: list[str] | None = None) -> int:
     )
     options = parser.parse_args(words)
     root = Path.cwd()
-    how = repr((options.task, options.scale, options.consented, options.regression))
-    if lines := unchanged.last_report(root, unchanged.state(root, options.sources, how)):
+    how = options.task, options.scale, options.consented, options.regression
+    if lines := unchanged.last_report(root, unchanged.state(root, options.sources, repr(how))):
         for line in ("nothing new since the last time, when it said:", *lines):
             say(line)
         return 0
+    from flows.repro import folder_lock
     from steps.core import dotenv, params
 
     dotenv.load(root)
-    chosen = options.sources, options.task, options.scale, options.consented, options.regression
     results: list[Ingested] = []
 
     def work() -> None:
-        results.append(run(root, *chosen))
+        with folder_lock.held(root, folder_lock.command_line()):
+            results.append(run(root, options.sources, *how))
         lines = report(results[0], options.task or params.load("params.yaml", params.Params).task)
         if results[0].conversations and not results[0].nothing:
-            unchanged.keep(root, unchanged.state(root, options.sources, how), lines)
+            unchanged.keep(root, unchanged.state(root, options.sources, repr(how)), lines)
         for line in lines:
             say(line)
 

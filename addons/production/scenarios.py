@@ -54,14 +54,12 @@ def read_version(settings: Ingested, path: Path = FILE) -> list[Scenario]:
     if not path.is_file():
         raise UserError(
             f"scenarios.ingested: {path} is not here: `.venv/bin/dvc checkout {path.parent}.dvc` brings it back, and "
-            "`make train` "
-            "makes it anew of what was ingested"
+            "`make train` makes it anew of what was ingested"
         )
     if settings.version != (held := md5(path)):
         raise UserError(
             f"scenarios.ingested.version is {settings.version}, and {path} is {held}: `.venv/bin/dvc checkout "
-            f"{path.parent}.dvc` "
-            "brings the run's own back, and `make train` takes the version that is set"
+            f"{path.parent}.dvc` brings the run's own back, and `make train` takes the version that is set"
         )
     return read_scenarios(path)
 
@@ -129,8 +127,7 @@ def take(root: Path, params: Params, folder: Path) -> dict[str, Any]:
     if version is None and not (root / name).is_file():
         raise UserError(
             f"scenarios.ingested: there is no {name}: `.venv/bin/python -m addons.production.ingest` makes it of "
-            "conversations, and "
-            f"`.venv/bin/dvc pull {name.parent}.dvc` brings one that others made"
+            f"conversations, and `.venv/bin/dvc pull {name.parent}.dvc` brings one that others made"
         )
     wanted = version or md5(root / name)
     path = next((path for path in places if md5(path) == wanted), None)

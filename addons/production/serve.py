@@ -16,7 +16,6 @@ keeps the version that it has.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -38,13 +37,13 @@ from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
 from steps.core.keys import key
 from steps.core.progress import say
-from steps.core.terminal import served
+from steps.core.terminal import command_parser, served
 from steps.kit import vllm_guard as guard
 from steps.kit.sockets import listen
 from steps.policy.loading import load_chat
 from steps.policy.machine import preloaded
 from steps.policy.served import HOST, PORT, checked_host
-from steps.registry.model import CANARY, fetched, policy_of, read_registry, tagged_adapter
+from steps.registry.model import CANARY, RegisteredModel, fetched, policy_of, read_registry, tagged_adapter
 
 SERVED = Path(".flywheel/served")  # adapters, by their hash
 STATE = Path(".flywheel/served.json")  # what addons/production/serving/trial.py reads
@@ -75,8 +74,11 @@ class Follower:
 
     def look_up(self) -> tuple[Any, Path]:
         """(the version that the alias names now, the folder of its adapter)."""
-        model = read_registry(self.root, self.settings.model)
-        version = model.version(self.alias)
+        return self.fetch(read_registry(self.root, self.settings.model), self.alias)
+
+    def fetch(self, model: RegisteredModel, label: str) -> tuple[Any, Path]:
+        """(the version with this number or alias, the folder of its adapter)."""
+        version = model.version(label)
         return version, fetched(model, version, self.root / SERVED / tagged_adapter(version))
 
     def follow(self, server: Server) -> None:
@@ -86,12 +88,10 @@ class Follower:
             try:
                 causes |= work()
             except Exception as problem:  # whatever is wrong with the registry, the disk or a version
-                text = (
-                    str(problem) if isinstance(problem, UserError) else masked(f"{type(problem).__name__}: {problem}")
-                )
-                causes.add(
-                    cause := re.sub(r"0x[0-9a-f]+", "", text)
-                )  # of Python's objects, as connection errors quote them
+                is_said = isinstance(problem, UserError)
+                text = str(problem) if is_said else masked(f"{type(problem).__name__}: {problem}")
+                cause = re.sub(r"0x[0-9a-f]+", "", text)  # of Python's objects, as connection errors quote them
+                causes.add(cause)
                 if cause not in self.reported:
                     say(f"version {self.version.version} is still served, for @{self.alias} cannot be followed: {text}")
         self.reported = causes
@@ -157,8 +157,7 @@ class Follower:
         if (wanted, share) == (self.canary, self.share):
             return causes
         if wanted is not None:
-            version = model.version(wanted)
-            adapter = fetched(model, version, self.root / SERVED / tagged_adapter(version))
+            version, adapter = self.fetch(model, wanted)
             self.fits(version, adapter)
             server.swap(adapter, f"{self.settings.model}-v{wanted}")
             say(f"version {wanted} is on trial: it gets {share:.0%} of the conversations")
@@ -208,11 +207,11 @@ class Captured(NamedTuple):
 
     def variables(self, root: Path) -> dict[str, str]:
         """The variables of the server's process. UserError for a value out of range."""
-        limits = (
+        for name, is_right, allowed in (
             ("rate", 0 < self.rate <= 1, "above 0, up to 1"),
             ("days", 0 < self.days <= 36500, "above 0, up to 36500"),
-        )
-        for name, is_right, allowed in (*limits, ("mb", self.megabytes >= 1, "1 or more")):
+            ("mb", self.megabytes >= 1, "1 or more"),
+        ):
             if not is_right:
                 raise UserError(f"--capture-{name} must be {allowed}")
         values = (root.resolve() / store.FOLDER, self.rate, self.days, self.megabytes * 2**20, self.consent)
@@ -232,17 +231,15 @@ def serve(root: Path, alias: str, host: str, port: int, seconds: float, captured
         listen(host, port).close()
     except (OSError, OverflowError) as problem:
         raise UserError(f"port {port} on {host} cannot be used ({problem}): choose another with --port") from None
-    scores = (
-        live.Scores(store.Store(root / store.FOLDER, captured.megabytes * 2**20, captured.days)) if captured else None
-    )
-    if scores:
+    scores = None
+    if captured:
+        scores = live.Scores(store.Store(root / store.FOLDER, captured.megabytes * 2**20, captured.days))
         scores.store.add({})  # what cannot be written there is said now
     follower = Follower(root, settings, alias, scores)
     follower.write(str(follower.version.version))
     chat = load_chat(follower.policy, environments.load(settings.task))
-    with Services(
-        root / ".flywheel", plain(os.environ, *VLLMS) | preloaded() | server.environment(follower.policy)
-    ) as services:
+    variables = plain(os.environ, *VLLMS) | preloaded() | server.environment(follower.policy)
+    with Services(root / ".flywheel", variables) as services:
         say(f"starting vLLM with {settings.model} version {follower.version.version} …")
         services.start("serve", *server.command(follower.policy, follower.adapter, chat))
         services.wait("serve", f"{server.page}/health")
@@ -280,9 +277,7 @@ def watch_capture(server: Server, kept: store.Store, spoken: dict[str, int]) -> 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.production.serve", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.production.serve", __doc__)
     parser.add_argument(
         "--host", default=HOST, help=f"the address to listen at, and that clients name (default: {HOST})"
     )

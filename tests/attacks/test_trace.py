@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from addons.production.forget import forget, keys_of
 from addons.production.ingest import described
 from addons.production.traces import files, packed
-from addons.production.traces.forget import forget, keys_of
 from addons.production.traces.records import key_of
 from addons.production.traces.sources import Ingested, Source, ingest
 from tests.addons.production.traces.test_forget import task

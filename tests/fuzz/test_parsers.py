@@ -27,9 +27,10 @@ import environments
 from addons.judges import prompts
 from addons.models import answers
 from addons.production.serving import capture
-from addons.production.traces import captured, langfuse_traces, mlflow_traces, openai_jsonl, otel
+from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel
 from addons.production.traces.records import Conversation, joined
 from addons.production.traces.store import Store
+from addons.production.traces.store import read as read_store
 from addons.starts.sources import Brought, check
 from environments.base import Scenario, TaskProblem
 from environments.mcp.settings import read_settings
@@ -216,7 +217,7 @@ def store(content: bytes, folder: Path) -> None:
     shutil.copytree(GOLDEN / "capture", folder / "capture")
     [path, *_] = sorted((folder / "capture").glob("*.jsonl"))
     path.write_bytes(content)
-    parts, _ = captured.read(Store(folder / "capture"), {})
+    parts, _ = read_store(Store(folder / "capture"), {})
     joined([part for part in parts if isinstance(part, Conversation)])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse
 
 from addons.production.traces.messages import conversation_of
-from addons.production.traces.records import content_hash
+from addons.production.traces.records import content_hash, mapping
 from steps.core import outside_json
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def asked(body: bytes) -> dict[str, Any] | None:
 
 def named(headers: Headers, request: Mapping[str, Any]) -> str:
     """What names a conversation: the client, or its messages up to the first of the user."""
-    metadata = request.get("metadata")
-    inside = metadata.get("conversation_id") if isinstance(metadata, Mapping) else None
+    inside = mapping(request.get("metadata")).get("conversation_id")
     if name := headers.get(CONVERSATION_HEADER) or inside:
         return str(name)
     try:

@@ -24,7 +24,6 @@ import asyncio
 import json
 import os
 import re
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,21 +33,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 
 from addons.production.serving.apart import Apart, lost, serve
-from addons.production.serving.bodies import (
-    CHAT,
-    CONVERSATION_HEADER,
-    answers,
-    asked,
-    named,
-    refusal,
-)
+from addons.production.serving.bodies import CHAT, CONVERSATION_HEADER, answers, asked, named, refusal
 from addons.production.serving.counts import LATE, Counts, cause
-from addons.production.traces.captured import PRODUCER
 from addons.production.traces.messages import answer_of, conversation_of, tools_of
-from addons.production.traces.openai_jsonl import feedback_of, plain, reason
+from addons.production.traces.openai_jsonl import feedback_of
+from addons.production.traces.opinions import moment
 from addons.production.traces.privacy import Privacy
-from addons.production.traces.records import hashed, key_of
-from addons.production.traces.store import FULL, Store
+from addons.production.traces.records import hashed, key_of, mapping, plain, reason
+from addons.production.traces.store import FULL, PRODUCER, Store
 from addons.production.traces.tombstones import Forgotten
 from steps.core import outside_json
 from steps.kit.guard import LARGEST, Call, Middleware, drained, read
@@ -66,17 +58,12 @@ DONE = re.compile(rb"\ndata: ?\[DONE\]\s*\Z")  # a line of its own: an answer ma
 KEY = re.compile(rf"{PRODUCER}:[0-9a-f]{{16}}")  # of a conversation, as the header comes back
 FEEDBACK, COUNTS = "/feedback", "/capture"
 OTHERS = ("/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/invocations")
-ANSWERED = (
-    "flywheel.answered"  # in a request's scope: where addons/production/serving/trial.py says which version answers
-)
+# In a request's scope: where addons/production/serving/trial.py says which version answers.
+ANSWERED = "flywheel.answered"
 PATIENCE, FEEDBACK_PATIENCE = 0.5, 20.0  # seconds for which an answer waits for its record, and feedback for its own
 START = 10.0  # the same for the first answers of all, while the process beside the server starts
-LONGEST = {
-    "response_id": 200,
-    "label": 200,
-    "comment": 20_000,
-    "correction": 200_000,
-}  # characters of feedback's fields
+# Characters of feedback's fields.
+LONGEST = {"response_id": 200, "label": 200, "comment": 20_000, "correction": 200_000}
 LONGEST_FEEDBACK = 2**20  # bytes
 
 
@@ -177,8 +164,8 @@ class Keeper:
     def __init__(self) -> None:
         self.store = store()
         self.privacy = Privacy()
-        self.answers: dict[str, str] | None = None  # key of the conversation of each stored answer, by its hashed id
-        self.lock = threading.Lock()  # of `answers`, which is read from the store with the first feedback
+        # Key of the conversation of each stored answer, by its hashed id; read from the store with the first feedback.
+        self.answers: dict[str, str] | None = None
         self.missed: list[str] = []  # why something of the present call was not stored
 
     def keep(
@@ -190,10 +177,8 @@ class Keeper:
                 record = self.record(key, request, answer, number) | {"version": version}
                 if not self.store.append(record):
                     self.missed.append(FULL)
-                    continue
-                with self.lock:
-                    if self.answers is not None:
-                        self.answers.setdefault(record["response"], key)
+                elif self.answers is not None:
+                    self.answers.setdefault(record["response"], key)
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             self.missed.append(cause(reason(problem)))
         except OSError as problem:
@@ -201,7 +186,6 @@ class Keeper:
 
     def record(self, key: str, request: Mapping[str, Any], answer: Mapping[str, Any], number: int) -> dict[str, Any]:
         """A call as the store has it, masked. ValueError where it holds what cannot be kept, such as an image."""
-        metadata = request.get("metadata")
         messages = conversation_of(request["messages"])
         [spoken] = answer_of(answer["message"])
         name = str(answer["id"]) + (f"#{number}" if number else "")
@@ -210,12 +194,12 @@ class Keeper:
             "kind": "call",
             "response": hashed(name),
             "key": key,
-            "time": now(),
+            "time": moment(datetime.now(UTC)),
             "consent": True,
             "messages": [private.message(message) for message in messages],
             "answer": private.message(spoken),
             "tools": [private.tool(tool) for tool in tools_of(request.get("tools"))],
-            "metadata": private.value(plain(metadata) if isinstance(metadata, Mapping) else {}),
+            "metadata": private.value(plain(mapping(request.get("metadata")))),
         }
 
     def take(self, body: bytes) -> tuple[int, dict[str, Any]]:
@@ -225,21 +209,20 @@ class Keeper:
             name = fields.get("response_id") if isinstance(fields, dict) else None
             if not isinstance(name, str) or not name:
                 raise ValueError("the body must be an object with response_id, the id of the answer that it is about")
-            unknown = sorted(fields.keys() - {"response_id", "score", "label", "comment", "correction"})
+            unknown = sorted(fields.keys() - {"score", *LONGEST})
             if unknown:
                 raise ValueError(f"there is no field {unknown[0][:40]}: give score, label, comment or correction")
             for field, most in LONGEST.items():
                 if len(value if isinstance(value := fields.get(field), str) else json.dumps(value)) > most:
                     raise ValueError(f"{field} is longer than {most} characters")
-            feedback = feedback_of(fields, now())
+            feedback = feedback_of(fields, moment(datetime.now(UTC)))
             if feedback.score is None and not (feedback.comment or feedback.correction or feedback.label):
                 raise ValueError("it says nothing: give score, label, comment or correction")
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             return 400, refused(reason(problem))
-        with self.lock:
-            if self.answers is None:
-                self.answers = self.store.keys()
-            key = self.answers.get(feedback.response)
+        if self.answers is None:
+            self.answers = self.store.keys()
+        key = self.answers.get(feedback.response)
         if key is None:
             return 404, refused("no answer with this id was stored: it had no consent, or was not in the sample")
         feedback = self.privacy.feedback(feedback)
@@ -288,14 +271,11 @@ class Answer:
                 self.body += body
             if not message.get("more_body") or DONE.search(self.tail):
                 self.is_kept = True
-                await self.keep()
+                if self.size > LARGEST:
+                    self.capture.counts.add("too long")
+                else:
+                    await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
         await self.send(message)
-
-    async def keep(self) -> None:
-        if self.size > LARGEST:
-            self.capture.counts.add("too long")
-        else:
-            await self.capture.pass_on(self.key, self.answered.get("version"), self.asked, bytes(self.body))
 
 
 def store() -> Store:
@@ -310,10 +290,6 @@ def is_usual(why: str) -> bool:
 
 def refused(text: str) -> dict[str, Any]:
     return {"error": {"message": text, "type": "refused"}}
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def main() -> None:

@@ -47,11 +47,8 @@ class Counts:
                 new = Counter()
             for why, count in total.items():
                 if is_due(count, self.said.get(why, 0)):
-                    print(
-                        f"{sentence(why, count)} (all counts: {self.store.folder / 'counts.json'})",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    text = f"{sentence(why, count)} (all counts: {self.store.folder / 'counts.json'})"
+                    print(text, file=sys.stderr, flush=True)
                     self.said[why] = count
         except Exception:  # a full disk, a log that was closed: whatever it is, it is tried again
             with self.lock:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from addons.production.section import Serve
 from addons.production.serving import comparison
+from addons.production.traces.opinions import moment
 from addons.production.traces.store import Store
 from flows.promotion import change
 from steps.project.ledger import Ledger
@@ -68,9 +69,8 @@ def share(params: BaseModel) -> float:
 
 def trial_writes(version: str, now: datetime | None = None) -> list[change.Write]:
     """The writes that put a version on trial, from now on."""
-    moment = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    tags = ((SINCE, moment), (LOOKS, "0"))
-    return [*(("tag", version, *tag) for tag in tags), ("alias", CANARY, version)]
+    since = ("tag", version, SINCE, moment(now or datetime.now(UTC)))
+    return [since, ("tag", version, LOOKS, "0"), ("alias", CANARY, version)]
 
 
 def on_trial(model: RegisteredModel) -> str | None:

@@ -53,11 +53,11 @@ class Server(NamedTuple):
     def command(self, policy: Policy, adapter: Path, chat: Chat) -> list[str]:
         """The command line of vLLM's server, after `python -m`."""
         words = [LIMITED_SERVER, "--host", self.host, "--port", str(self.port)]
-        seen = ["--middleware", f"{shown.__name__}.{shown.Shown.__name__}"]
-        kept = ["--middleware", f"{trial.__name__}.{trial.Trial.__name__}"] if self.served else []
-        kept += ["--middleware", f"{capture.__name__}.{capture.Capture.__name__}"] if self.capture else []
-        guarded = ["--middleware", f"{guard.__name__}.{guard.Guard.__name__}"]  # the last sees a request first
-        words += [*seen, *kept, *guarded, *model_options(policy, chat)]
+        optional = ((trial.Trial, self.served), (capture.Capture, self.capture))
+        chosen = [shown.Shown, *(each for each, is_on in optional if is_on), guard.Guard]
+        for middleware in chosen:  # the last sees a request first
+            words += ["--middleware", f"{middleware.__module__}.{middleware.__name__}"]
+        words += model_options(policy, chat)
         text = chat.renderer.served_template() or (template(policy.chat_template) if policy.chat_template else "")
         words += ["--chat-template", text] if text else []
         words += ["--max-loras", "2"] if self.served else []  # the second is a canary's

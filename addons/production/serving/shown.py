@@ -104,14 +104,8 @@ def described(tool: Any) -> Any:
 def written(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as clients write it, with arguments as JSON."""
     made = {name: part for name, part in message.items() if name != "reasoning_content"}
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [
-            {"id": f"call_{place}"}
-            | call
-            | {
-                "function": call["function"]
-                | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
-            }
-            for place, call in enumerate(calls)
-        ]
-    return made
+    calls = []
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({"id": f"call_{place}", **call, "function": {**call["function"], "arguments": arguments}})
+    return made | ({"tool_calls": calls} if calls else {})

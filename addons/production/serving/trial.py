@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from steps.kit.guard import Call, Middleware, read
 
 if TYPE_CHECKING:
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Send
+    from starlette.types import ASGIApp, Message
 
 FILE = "FLYWHEEL_SERVED"  # the variable that names the file
 VERSION_HEADER = "x-flywheel-version"
@@ -69,9 +69,23 @@ class Trial(Middleware):
             return refusal(400, str(problem))
         if request is None or request.get("model") != served.name:
             return None
+        version, send = served.champion, call.send
+        answered = scope.get(ANSWERED, {})  # capture's own, where it stores the answer
         if is_canary := served.gets_canary(named(Headers(scope=scope), request)):
             rewrite(call, request | {"model": served.canary_name})
-        call.send = Answer(self, scope, served.canary if is_canary else served.champion, is_canary, call.send)
+            version = served.canary
+
+        async def name_version(message: Message) -> None:
+            """Name the version that gives the answer, while that is sure."""
+            nonlocal version
+            if not is_canary and version != self.now().champion:
+                version = None  # the champion's adapter was swapped meanwhile; a canary's has a name of its own
+            answered["version"] = version
+            if message["type"] == "http.response.start" and message["status"] == 200 and version:
+                MutableHeaders(raw=message["headers"])[VERSION_HEADER] = version
+            await send(message)
+
+        call.send = name_version
         return None
 
     def now(self) -> Served:
@@ -84,24 +98,6 @@ class Trial(Middleware):
         except (OSError, ValueError, TypeError):
             self.served, self.state = self.served._replace(champion=None), None
         return self.served
-
-
-class Answer:
-    """Names the version that gives an answer, while that is sure."""
-
-    def __init__(
-        self, trial: Trial, scope: MutableMapping[str, Any], version: str | None, is_canary: bool, send: Send
-    ) -> None:
-        self.trial, self.version, self.is_canary, self.send = trial, version, is_canary, send
-        self.answered = scope.get(ANSWERED, {})  # capture's own, where it stores the answer
-
-    async def __call__(self, message: Message) -> None:
-        if not self.is_canary and self.version != self.trial.now().champion:
-            self.version = None  # the champion's adapter was swapped meanwhile; a canary's has a name of its own
-        self.answered["version"] = self.version
-        if message["type"] == "http.response.start" and message["status"] == 200 and self.version:
-            MutableHeaders(raw=message["headers"])[VERSION_HEADER] = self.version
-        await self.send(message)
 
 
 def rewrite(call: Call, content: Mapping[str, Any]) -> None:

@@ -25,8 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.production.traces.heldout import HeldOut, NearTexts, plain, user_texts
-from addons.production.traces.openai_jsonl import reason
-from addons.production.traces.records import Conversation, Unreadable, content_hash
+from addons.production.traces.records import Conversation, Unreadable, content_hash, reason
 from environments.base import Message
 from steps.data.contamination import sources
 
@@ -126,9 +125,9 @@ def _distinct(conversations: Sequence[Conversation], quarantine: list[Unreadable
         else:
             name = content_hash(conversation.messages)
             if name in chosen:
-                lesser, better = sorted((conversation, chosen[name]), key=lambda each: len(each.feedback))
-                if lesser is better or len(lesser.feedback) == len(better.feedback):
-                    lesser, better = conversation, chosen[name]
+                better, lesser = chosen[name], conversation
+                if len(lesser.feedback) > len(better.feedback):
+                    better, lesser = lesser, better
                 chosen[name] = better
                 quarantine.append(Unreadable(lesser.key, f"the same messages as {better.key}"))
             else:
@@ -186,9 +185,8 @@ def _regression(cases: Sequence[Case], task: Task, share: float) -> Iterator[Cas
     for case in cases:
         if case.scenario is None or not case.judged.bad:
             continue
-        keys: list[Any] = [*sources(case.scenario, task.name, task.env.sources)] or [
-            plain(" ".join(user_texts(case.scenario.messages)))
-        ]
+        keys: list[Any] = [*sources(case.scenario, task.name, task.env.sources)]
+        keys = keys or [plain(" ".join(user_texts(case.scenario.messages)))]
         place = int(hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8], 16) / 16**8
         if place < share and not own.conflict(case.scenario, ()):
             yield case

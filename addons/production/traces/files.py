@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 SETS = ("scenarios", "demonstrations", "preferences", "regression")
 TEMPORARY = re.compile(rf"\.tmp-\d+-\d+\.(({'|'.join(SETS)}|conversations|quarantine)\.jsonl|state\.json)")
-READING = (
-    "not read: "  # how the reason begins of a row that no conversation was made of; kept from one ingestion to the next
-)
+# How the reason begins of a row that no conversation was made of; it is kept from one ingestion to the next.
+READING = "not read: "
 
 
 def read_conversations(folder: Path) -> list[Conversation]:

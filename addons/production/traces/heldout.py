@@ -73,9 +73,8 @@ class HeldOut:
                 if other := self.sources.get(key):
                     return f"source: {other}"
         if self.env.openings_repeat:
-            return (
-                "" if scenario is not None else "source: it cannot be told from held-out ones, for it has no scenario"
-            )
+            alone = "source: it cannot be told from held-out ones, for it has no scenario"
+            return alone if scenario is None else ""
         for text in user_texts(messages):
             if other := self._by_wording(plain(text)):
                 return f"wording: {other}"

@@ -12,24 +12,25 @@ given a scale. Consent is `consent` in the metadata, or the tag "consent".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from addons.production.traces.messages import call_of, lost_in, tools_of, unread_in
-from addons.production.traces.openai_jsonl import plain, reason
+from addons.production.traces.messages import call_of, left_out, tools_of
 from addons.production.traces.opinions import Scales, consents, correction_of, moment, score_of
 from addons.production.traces.packed import text_of
 from addons.production.traces.records import (
     Conversation,
     Feedback,
+    Part,
     PassedOver,
     Unreadable,
+    guarded,
     hashed,
     key_of,
-    not_kept,
-    unknown_fields,
+    mapping,
+    parsed,
+    plain,
 )
 from environments.kit.http_client import Client
 from steps.core.message_parts import decoded
@@ -82,18 +83,16 @@ def export(path: Path) -> Iterator[Any]:
             continue
         text, unread = text_of(file)
         yield from unread
-        whole = _json(text)
+        whole = parsed(text)
         if isinstance(whole, list):
             yield from whole
         elif isinstance(whole, dict):
             yield from whole["data"] if isinstance(whole.get("data"), list) else [whole]
         else:
-            yield from (_json(line) or line for line in text.split("\n") if line.strip())
+            yield from (parsed(line) or line for line in text.split("\n") if line.strip())
 
 
-def read(
-    rows: Iterable[Any], name: str, scales: Scales | None = None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:
     """The conversations in rows of observations, scores and traces. Scores find their conversation by the trace or session,
     and a score of a trace that is in no row stays for a later reading's quarantine."""
     sessions: dict[str, str] = {}  # of each trace
@@ -102,22 +101,21 @@ def read(
         if isinstance(row, Mapping) and (trace := _get(row, "traceId")) and (session := _get(row, "sessionId")):
             sessions[str(trace)] = str(session)
     for place, row in flat:
-        try:
-            if isinstance(row, Unreadable):
-                yield row
-                continue
-            if not isinstance(row, Mapping):
-                raise ValueError("no JSON object")
-            if "dataType" in row or "data_type" in row:
-                yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
-            elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
-                yield _observation(row)
-                yield from unknown_fields(unread_in(_get(row, "input")), "messages")
-                yield from not_kept(lost_in(_get(row, "input"), _get(row, "output")))
-            else:
-                yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            yield Unreadable(place, reason(problem))
+        yield from guarded(place, _parts, row, sessions, scales)
+
+
+def _parts(row: Any, sessions: Mapping[str, str], scales: Scales | None) -> Iterator[Part]:
+    if isinstance(row, Unreadable):
+        yield row
+    elif not isinstance(row, Mapping):
+        raise ValueError("no JSON object")
+    elif "dataType" in row or "data_type" in row:
+        yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
+    elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
+        yield _observation(row)
+        yield from left_out(_get(row, "input"), _get(row, "input"), _get(row, "output"))
+    else:
+        yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
 
 
 def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
@@ -127,24 +125,19 @@ def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
         if not isinstance(row, Mapping) or not isinstance(row.get("observations"), list):
             yield place, row
             continue
-        try:
-            yield from [(place, each) for each in _inside(row)]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            yield place, Unreadable(place, reason(problem))
+        yield from ((place, each) for each in guarded(place, _inside, row))
 
 
-def _inside(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _inside(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The observations and scores of a trace."""
     shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
     metadata = _metadata(row)
     inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
     calls = [each for each in inside if each.get("type") == "GENERATION"]
     whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
-    for each in calls or [whole]:
-        yield shared | each | {"metadata": metadata | _metadata(each)}
-    for each in row.get("scores") or ():
-        if isinstance(each, Mapping):
-            yield {"traceId": row.get("id"), "dataType": None, **each}
+    made = [shared | each | {"metadata": metadata | _metadata(each)} for each in calls or [whole]]
+    scores = [each for each in row.get("scores") or () if isinstance(each, Mapping)]
+    return made + [{"traceId": row.get("id"), "dataType": None, **each} for each in scores]
 
 
 def _observation(row: Mapping[str, Any]) -> Conversation:
@@ -182,10 +175,9 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
     owner = session or sessions.get(trace, trace)
     if not owner:
         raise ValueError("a score of no trace and no session")
-    value = (
-        _get(row, "stringValue") if row.get("value") is None or kind in ("CATEGORICAL", "TEXT") else row.get("value")
-    )
-    value = row.get("value") if value is None else value
+    values = row.get("value"), _get(row, "stringValue")
+    first, second = reversed(values) if kind in ("CATEGORICAL", "TEXT") else values
+    value = second if first is None else first
     is_correction = kind == "CORRECTION" or name == "correction"
     given = None if is_correction else bool(value) if kind == "BOOLEAN" else value
     score, name = score_of(given, name, scales)
@@ -204,24 +196,15 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
 def _trace_of(row: Mapping[str, Any]) -> str:
     """The trace that a score is on, or in; empty where it is on a session."""
     subject = row.get("subject") or {}
-    return str(
-        _get(row, "traceId") or subject.get("traceId") or (subject.get("kind") == "trace" and subject.get("id")) or ""
-    )
+    own = subject.get("id") if subject.get("kind") == "trace" else ""
+    return str(_get(row, "traceId") or subject.get("traceId") or own or "")
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = decoded(row.get("metadata"))
-    return dict(metadata) if isinstance(metadata, Mapping) else {}
+    return mapping(decoded(row.get("metadata")))
 
 
 def _get(row: Mapping[str, Any], name: str) -> Any:
     """A field by its name in camel case, or the same in snake case."""
     snake = "".join(f"_{sign.lower()}" if sign.isupper() else sign for sign in name)
     return row.get(name) if row.get(name) is not None else row.get(snake)
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -8,9 +8,10 @@ is none of these is a ValueError with its reason: it never becomes somebody's wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
 from steps.core.message_parts import (
     CALLS,
@@ -99,7 +100,8 @@ def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Mes
     if answer[: len(given)] != given:  # a graph's state holds what it was given, too
         answer = given + answer
     messages = with_names(merged(answer))
-    if messages and not words_in(messages[-1]):
+    last = messages[-1] if messages else {"role": ""}
+    if last["role"] == "assistant" and not (last["content"].strip() or last.get("tool_calls")):
         raise ValueError("an answer with neither words nor calls")
     return messages, tools_in(request)
 
@@ -107,20 +109,17 @@ def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Mes
 def _is_answer(value: Any) -> bool:
     """Whether JSON is a message or a list of them, and not an answer that a model wrote as JSON."""
     entries = value if isinstance(value, list) else [value]
-    return bool(entries) and all(
-        isinstance(each, Mapping) and each.keys() & {"role", "lc", "choices"} for each in entries
-    )
+    names = {"role", "lc", "choices"}
+    return bool(entries) and all(isinstance(each, Mapping) and each.keys() & names for each in entries)
 
 
-def words_in(message: Message) -> bool:
-    """Whether a message says something."""
-    return message["role"] != "assistant" or bool(message["content"].strip() or message.get("tool_calls"))
-
-
-def unread_in(request: Any) -> set[str]:
-    """The fields of a request's messages that no reader knows."""
+def left_out(request: Any, *documents: Any) -> Iterator[PassedOver]:
+    """What a conversation is without: the fields of its request's messages that no reader knows, and what of these documents
+    it cannot hold."""
     body = decoded(request)
-    return unread(next((body[name] for name in GIVEN if body.get(name)), None) if isinstance(body, Mapping) else body)
+    given = next((body[name] for name in GIVEN if body.get(name)), None) if isinstance(body, Mapping) else body
+    yield from unknown_fields(unread(given), "messages")
+    yield from not_kept(lost_in(*documents))
 
 
 def lost_in(*documents: Any) -> set[str]:
@@ -191,29 +190,23 @@ def _tools(tool: Any) -> Iterable[dict[str, Any]]:
     function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     schema = next((whole(tool[name]) for name in ("parameters", *SCHEMAS) if tool.get(name) is not None), None)
     if isinstance(schema, Mapping):
-        schema = next(
-            (schema[name] for name in ("json", "jsonSchema") if isinstance(schema.get(name), Mapping)), schema
-        )
-        function["parameters"] = dict(schema)
+        inner = (schema[name] for name in ("json", "jsonSchema") if isinstance(schema.get(name), Mapping))
+        function["parameters"] = dict(next(inner, schema))
     yield {"type": "function", "function": function}
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
-    """The messages, where those are one that producers write as several: an assistant's reasoning, words and calls."""
+    """The messages, where those are one that producers write as several: an assistant's reasoning, words and calls. No words
+    follow words or calls in one."""
     made: list[Message] = []
     for message in messages:
-        if made and message["role"] == made[-1]["role"] == "assistant" and _goes_on(made[-1], message):
-            made[-1] = _joined(made[-1], message)
+        last = made[-1] if made else {"role": ""}
+        is_assistants = message["role"] == last["role"] == "assistant"
+        if is_assistants and not (message["content"] and (last["content"] or last.get("tool_calls"))):
+            made[-1] = _joined(last, message)
         else:
             made.append(message)
     return made
-
-
-def _goes_on(first: Message, second: Message) -> bool:
-    """Whether the second is more of the first's turn: no words of both, and no words after calls."""
-    if second["content"]:
-        return not first["content"] and not first.get("tool_calls")
-    return True
 
 
 def _joined(first: Message, second: Message) -> Message:

@@ -14,22 +14,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from addons.production.traces.messages import call_of, lost_in, tools_of, unread_in
-from addons.production.traces.openai_jsonl import plain, reason
+from addons.production.traces.messages import call_of, left_out, tools_of
 from addons.production.traces.opinions import Scales, consents, correction_of, moment, score_of
 from addons.production.traces.records import (
+    FAULTS,
     Conversation,
     Feedback,
+    Part,
     PassedOver,
     Unreadable,
     hashed,
     key_of,
-    not_kept,
-    unknown_fields,
+    plain,
+    reason,
 )
 from steps.core.errors import UserError
 from steps.core.message_parts import decoded
 from steps.project.store import address, connect, explained
+from steps.registry.model import pages
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")
@@ -46,24 +48,17 @@ def fetch(root: Path, experiment: str, since: str) -> Iterator[dict[str, Any]]:
             where = address(root).partition("://")[0]
             raise UserError(f"mlflow:{experiment}: {where} has no experiment of this name, and there is no such file")
         after = int(1000 * datetime.fromisoformat(since).timestamp()) if since else 0
-        token: str | None = None
-        while True:
-            page = client.search_traces(
-                locations=[existing.experiment_id],
-                filter_string=f"trace.timestamp_ms >= {after}",
-                order_by=["timestamp_ms ASC"],
-                max_results=PAGE,
-                page_token=token,
-            )
-            yield from (json.loads(trace.to_json()) for trace in page)
-            token = page.token
-            if not token:
-                return
+        traces = pages(
+            client.search_traces,
+            locations=[existing.experiment_id],
+            filter_string=f"trace.timestamp_ms >= {after}",
+            order_by=["timestamp_ms ASC"],
+            max_results=PAGE,
+        )
+        yield from (json.loads(trace.to_json()) for trace in traces)
 
 
-def read(
-    rows: Iterable[Any], name: str, scales: Scales | None = None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterator[Part]:
     """The conversations in traces: dicts, or their JSON."""
     for number, row in enumerate(rows, 1):
         place = f"{name}:{number}"
@@ -77,13 +72,11 @@ def read(
                 raise ValueError(f"no trace of MLflow, with info and data, but {named}")
             place = f"{name} {trace['info'].get('trace_id') or trace['info'].get('request_id')}"
             yield from _trace(trace, place, scales)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        except FAULTS as problem:
             yield Unreadable(place, reason(problem))
 
 
-def _trace(
-    trace: Mapping[str, Any], place: str, scales: Scales | None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Iterator[Part]:
     info, spans = trace["info"], trace["data"]["spans"]
     metadata = (info.get("trace_metadata") or info.get("request_metadata") or {}) | (info.get("tags") or {})
     own = {key: value for key, value in metadata.items() if not key.startswith("mlflow.")}
@@ -105,7 +98,8 @@ def _trace(
                 raise ValueError("no answer in the span")
             if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
                 raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            tools = tools or tools_of(_field(span, "mlflow.chat.tools"))
+        except FAULTS as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue
         last = hashed(name)
@@ -115,12 +109,11 @@ def _trace(
             ended=moment(span.get("end_time_unix_nano") or span.get("end_time_ns")),
             consent=consents(own.get("consent", own.get("flywheel.consent"))),
             messages=tuple(messages),
-            tools=tools or tools_of(_field(span, "mlflow.chat.tools")),
+            tools=tools,
             responses={last: len(messages) - 1},
             metadata=plain(own),
         )
-        yield from unknown_fields(unread_in(inputs), "messages")
-        yield from not_kept(lost_in(inputs, outputs))
+        yield from left_out(inputs, inputs, outputs)
     for assessment in info.get("assessments") or ():
         try:
             feedback = _assessment(assessment, trace_id, last, scales)
@@ -128,7 +121,7 @@ def _trace(
                 yield PassedOver(f"assessments {assessment.get('assessment_name')}, which are none of people now")
             else:
                 yield Conversation(key=key, feedback=(feedback,))
-        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        except FAULTS as problem:
             yield Unreadable(f"{place} assessment {assessment.get('assessment_name')}", reason(problem))
 
 

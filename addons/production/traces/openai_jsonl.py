@@ -15,20 +15,22 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from addons.production.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, lost_in, unread_in
+from addons.production.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, left_out
 from addons.production.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
 from addons.production.traces.records import (
     Conversation,
     Feedback,
+    Part,
     PassedOver,
-    Unreadable,
     content_hash,
+    guarded,
     hashed,
     key_of,
-    not_kept,
+    mapping,
+    parsed,
+    plain,
     unknown_fields,
 )
-from steps.core.errors import UserError
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
@@ -37,49 +39,34 @@ OWN_FIELDS = """id conversation_id custom_id response_id created created_at meta
 FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
 
 
-def read(
-    lines: Iterable[str], name: str, scales: Scales | None = None
-) -> Iterator[Conversation | Unreadable | PassedOver]:
+def read(lines: Iterable[str], name: str, scales: Scales | None = None) -> Iterator[Part]:
     """The conversations in the lines of the file `name`."""
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"a row must be an object, not a {type(row).__name__}")
-            if row.get("run_type") not in (None, "llm"):
-                yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
-                continue
-            yield conversation(row, scales)
-            if row.get("feedback_stats"):
-                yield PassedOver("feedback_stats of runs, which are means and nobody's word")
-            if "run_type" not in row:
-                yield from unknown_fields(set(row) - FIELDS, "rows")
-            yield from unknown_fields(unread_in(row.get("request") or row), "messages")
-            yield from not_kept(lost_in(row))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
-            yield Unreadable(f"{name}:{number}", reason(problem))
+        if line.strip():
+            yield from guarded(f"{name}:{number}", _parts, line, scales)
+
+
+def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be an object, not a {type(row).__name__}")
+    if row.get("run_type") not in (None, "llm"):
+        yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
+        return
+    yield conversation(row, scales)
+    if row.get("feedback_stats"):
+        yield PassedOver("feedback_stats of runs, which are means and nobody's word")
+    if "run_type" not in row:
+        yield from unknown_fields(set(row) - FIELDS, "rows")
+    yield from left_out(row.get("request") or row, row)
 
 
 def rows(text: str) -> Iterable[str]:
     """The lines of a file of JSON lines; the entries of one that is a JSON list, or one row over several lines."""
-    try:
-        whole = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
-    except (ValueError, RecursionError):
-        whole = None
+    whole = parsed(text) if text.lstrip()[:1] in ("[", "{") else None
     if isinstance(whole, dict):
         whole = [whole]
     return map(json.dumps, whole) if isinstance(whole, list) else text.split("\n")
-
-
-def reason(problem: Exception) -> str:
-    """Why a row cannot be used, without what is in it."""
-    if isinstance(problem, json.JSONDecodeError):
-        return f"no JSON ({problem.msg})"
-    if isinstance(problem, ValueError | UserError):
-        return " ".join(str(problem).split())[:200]
-    return f"not in the form of its producer ({type(problem).__name__})"
 
 
 def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conversation:
@@ -87,12 +74,12 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
     if "run_type" in row:
         row = _of_langsmith(row)
     feedback = [_feedback(entry, scales) for entry in listed(row.get("feedback"))]
-    request, response = _mapping(row.get("request")), _mapping(row.get("response"))
+    request, response = mapping(row.get("request")), mapping(row.get("response"))
     beside = {name: row[name] for name in (*SYSTEM, *TOOLS) if row.get(name)}
-    body = beside | (_mapping(request.get("body")) or request) if request else dict(row)
-    answer = _mapping(response.get("body")) or response
+    body = beside | (mapping(request.get("body")) or request) if request else dict(row)
+    answer = mapping(response.get("body")) or response
     if "preferred_output" in row:
-        body = beside | _mapping(row.get("input"))
+        body = beside | mapping(row.get("input"))
         messages, tools = call_of(body, None)
         messages += answer_of(row.get("non_preferred_output"))
         feedback.append(Feedback(correction=correction_of(row["preferred_output"])))
@@ -101,7 +88,7 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError("no answer of the assistant")
-    metadata = _mapping(row.get("metadata")) | _mapping(body.get("metadata"))
+    metadata = mapping(row.get("metadata")) | mapping(body.get("metadata"))
     named = (row.get("conversation_id"), metadata.get("conversation_id"), row.get("id"), row.get("custom_id"))
     name = next((str(value) for value in named if value), "") or content_hash(messages)
     time = moment(row.get("created") or row.get("created_at") or answer.get("created") or answer.get("created_at"))
@@ -122,9 +109,9 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
 
 def _of_langsmith(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run of LangSmith as a row. ValueError for one that is no call of a model."""
-    extra = _mapping(run.get("extra"))
-    metadata = _mapping(extra.get("metadata"))
-    request = _mapping(extra.get("invocation_params")) | _mapping(run.get("inputs"))
+    extra = mapping(run.get("extra"))
+    metadata = mapping(extra.get("metadata"))
+    request = mapping(extra.get("invocation_params")) | mapping(run.get("inputs"))
     sessions = (metadata.get(name) for name in ("session_id", "thread_id", "conversation_id"))
     return {
         "conversation_id": next((name for name in sessions if name), None) or run.get("trace_id") or run.get("id"),
@@ -132,17 +119,7 @@ def _of_langsmith(run: Mapping[str, Any]) -> dict[str, Any]:
         "consent": metadata.get("consent", "consent" in listed(run.get("tags"))),
         "metadata": {name: value for name, value in metadata.items() if name in ("owner",)},
         "request": request,
-        "response": {**_mapping(run.get("outputs")), "id": run.get("id")},
-    }
-
-
-def plain(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata that are texts or numbers, without the ids and the consent, which have fields of their own."""
-    left = {"conversation_id", "consent", "session_id", "user_id", "user"}
-    return {
-        str(name): str(value)
-        for name, value in sorted(metadata.items())
-        if name not in left and isinstance(value, str | int | float)
+        "response": {**mapping(run.get("outputs")), "id": run.get("id")},
     }
 
 
@@ -174,7 +151,3 @@ def _feedback(entry: Any, scales: Scales | None) -> Feedback:
         correction=correction_of(entry["correction"]) if entry.get("correction") else None,
         time=moment(entry.get("time") or entry.get("created")),
     )
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}

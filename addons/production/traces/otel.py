@@ -15,10 +15,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from addons.production.traces import spans
-from addons.production.traces.openai_jsonl import plain, reason
 from addons.production.traces.opinions import Scales, consents, moment, score_of
 from addons.production.traces.otlp import Event, Span, documents, logs_in, spans_in
-from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, key_of, not_kept
+from addons.production.traces.records import (
+    FAULTS,
+    Conversation,
+    Feedback,
+    Part,
+    PassedOver,
+    Unreadable,
+    hashed,
+    key_of,
+    mapping,
+    not_kept,
+    plain,
+    reason,
+)
 from environments.base import Message
 from steps.core.message_parts import decoded, with_names
 
@@ -29,8 +41,6 @@ METADATA = ("metadata.", "ai.telemetry.metadata.", "langfuse.trace.metadata.", "
 FRAMEWORK = re.compile("ls_|lc_|langgraph_|checkpoint")  # what LangChain writes into it by itself
 TAGS = ("tag.tags", "langfuse.trace.tags")
 EVALUATION = "gen_ai.evaluation.result"
-FAULTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-Part = Conversation | Unreadable | PassedOver
 
 
 def read(texts: Iterable[str], name: str, scales: Scales | None = None) -> Iterator[Part]:
@@ -49,9 +59,8 @@ def read(texts: Iterable[str], name: str, scales: Scales | None = None) -> Itera
         except FAULTS as problem:
             yield Unreadable(f"{name}:{number}", reason(problem))
     for owner in sorted(logs.keys() - by_id.keys()):
-        yield Unreadable(
-            f"{name} span {owner or 'none'}", f"{len(logs[owner])} log records of a span that is not in the file"
-        )
+        why = f"{len(logs[owner])} log records of a span that is not in the file"
+        yield Unreadable(f"{name} span {owner or 'none'}", why)
     yield from _Reading(by_id.values(), logs, name, scales).parts()
 
 
@@ -93,11 +102,8 @@ class _Reading:
             feedback = self._feedback(span, what)
             if what == "call" or (what == "around" and not is_covered):
                 messages, tools = self._call(span)
-                if (
-                    what == "around"
-                    and span.trace in self.with_tools
-                    and not any(m["role"] == "tool" for m in messages)
-                ):
+                ran_tools = what == "around" and span.trace in self.with_tools
+                if ran_tools and all(message["role"] != "tool" for message in messages):
                     raise ValueError("tools ran in it, and the calls of the model that used them are not in the file")
                 if messages:
                     yield self._conversation(span, messages, tools, feedback)
@@ -165,17 +171,16 @@ class _Reading:
 def consents_in(fields: Mapping[str, Any]) -> list[bool]:
     """What the attributes of a span or resource say of consent, each."""
     statements = [spans.decoded_text(value) for name, value in fields.items() if f".{name}".endswith(".consent")]
-    about = decoded(fields.get("metadata"))
-    if isinstance(about, Mapping) and about.get("consent") is not None:
-        statements.append(about["consent"])
+    if (stated := mapping(decoded(fields.get("metadata"))).get("consent")) is not None:
+        statements.append(stated)
     tags = [decoded(fields.get(name)) for name in TAGS]
     return [*map(consents, statements), *(True for tag in tags if isinstance(tag, list) and "consent" in tag)]
 
 
 def metadata_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a user wrote beside a call."""
-    about = decoded(fields.get("metadata"))
-    made = {n: v for n, v in about.items() if not FRAMEWORK.match(n)} if isinstance(about, Mapping) else {}
+    about = mapping(decoded(fields.get("metadata")))
+    made = {name: value for name, value in about.items() if not FRAMEWORK.match(name)}
     for name, value in fields.items():
         start = next((start for start in METADATA if name.startswith(start)), None)
         made |= {} if start is None else {name.removeprefix(start): spans.decoded_text(value)}

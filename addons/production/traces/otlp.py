@@ -7,13 +7,13 @@ A file may hold one request a line, one for the whole file, several after anothe
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from addons.production.traces.opinions import moment
+from addons.production.traces.records import mapping, parsed
 from steps.core.message_parts import first_of
 
 HEX = re.compile(r"(?:[0-9a-fA-F]{16}){1,2}")
@@ -112,16 +112,11 @@ def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
     fields = entry.get("attributes", {} if "startTimeUnixNano" in entry or "start_time_unix_nano" in entry else None)
     if not trace or not number or not isinstance(fields, Mapping | list):
         return None
-    own = entry.get("resource")
     named = first_of(entry, "instrumentationScope", "instrumentation_scope", "instrumentation_info")
-    events = [
-        Event(
-            str(event["name"]),
-            attributes(event.get("attributes"))
-            | {"time": _time(first_of(event, "timeUnixNano", "time_unix_nano", "timestamp", "time"))},
-        )
-        for event in entry.get("events") or ()
-    ]
+    events = []
+    for event in entry.get("events") or ():
+        events.append(Event(str(event["name"]), attributes(event.get("attributes"))))
+        events[-1].fields["time"] = _time(first_of(event, "timeUnixNano", "time_unix_nano", "timestamp", "time"))
     start = first_of(entry, "startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
     end = first_of(entry, "endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
     if end is None and isinstance(start, int | float) and isinstance(entry.get("duration"), int | float):
@@ -130,11 +125,11 @@ def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
         trace,
         number,
         str(entry.get("name", "")),
-        scope or (str(named.get("name") or "") if isinstance(named, Mapping) else ""),
+        scope or str(mapping(named).get("name") or ""),
         moment(_time(start)),
         moment(_time(end)),
         attributes(fields),
-        resource or (attributes(own.get("attributes")) if isinstance(own, Mapping) else {}),
+        resource or attributes(mapping(entry.get("resource")).get("attributes")),
         events,
     )
 
@@ -145,7 +140,7 @@ def id_of(value: Any) -> str:
     if len(text) in (12, 24) and not HEX.fullmatch(text):
         try:
             return base64.b64decode(text, validate=True).hex()
-        except (ValueError, binascii.Error):
+        except ValueError:
             return text
     return text.lower() if HEX.fullmatch(text) else text
 
@@ -193,10 +188,5 @@ def _form(document: Any) -> str:
 def lines_or_whole(text: str) -> Iterable[str]:
     """The lines of a file of JSON lines; the text where its values go over several lines."""
     lines = text.split("\n")
-    for line in [line for line in lines if line.strip()][:2]:
-        try:
-            if isinstance(json.loads(line), dict):
-                return lines
-        except (ValueError, RecursionError):
-            continue
-    return [text]
+    first = [line for line in lines if line.strip()][:2]
+    return lines if any(isinstance(parsed(line), dict) for line in first) else [text]

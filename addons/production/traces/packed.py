@@ -47,7 +47,6 @@ def text_of(path: Path) -> Text:
                     return Text("", [Unreadable(f"{path.name}:0", why)])
                 pieces.append(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-        unread = [
-            Unreadable(f"{path.name}:0", f"the gzip file is cut off or damaged after {count} bytes of text ({problem})")
-        ]
+        why = f"the gzip file is cut off or damaged after {count} bytes of text ({problem})"
+        unread = [Unreadable(f"{path.name}:0", why)]
     return Text(b"".join(pieces).decode("utf-8-sig", "surrogateescape"), unread)

@@ -145,13 +145,10 @@ class Privacy:
     def message(self, message: Message) -> Message:
         """A message, whose role stays as it is."""
         made = dict(message)
-        for field in ("content", "reasoning"):
+        masks = {"content": self.text, "reasoning": self.text, "name": self.name, "tool_call_id": self.id}
+        for field, mask in masks.items():
             if isinstance(text := made.get(field), str):
-                made[field] = self.text(text)
-        if isinstance(named := made.get("name"), str):
-            made["name"] = self.name(named)
-        if isinstance(answered := made.get("tool_call_id"), str):
-            made["tool_call_id"] = self.id(answered)
+                made[field] = mask(text)
         if calls := made.get("tool_calls"):
             made["tool_calls"] = [self._call(call) for call in calls]
         return made
@@ -208,11 +205,11 @@ def _size(text: str | None) -> int:
 
 def kind_of(name: str, value: str) -> str:
     """The kind of personal data in a field of this name; empty where its value has not the form of it."""
-    small = SEPARATED.sub("_", name).lower() if name and not value.startswith("[") else ""
-    kind = next(
-        (kind for kind, (names, form) in KEYS.items() if small and names.fullmatch(small) and form.fullmatch(value)), ""
-    )
-    return kind if value.strip("0") != "1" else ""  # a number that stands for one
+    if not name or value.startswith("[") or value.strip("0") == "1":  # the last is a number that stands for one
+        return ""
+    small = SEPARATED.sub("_", name).lower()
+    kinds = (kind for kind, (names, form) in KEYS.items() if names.fullmatch(small) and form.fullmatch(value))
+    return next(kinds, "")
 
 
 def _in_json(match: re.Match[str]) -> str:

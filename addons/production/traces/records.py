@@ -13,13 +13,16 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
+from steps.core.errors import UserError
 
+FAULTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # of what is not in its producer's form
+T = TypeVar("T")
 MARKUP = str.maketrans("<>[]`|", "()()'/")
 
 
@@ -45,9 +48,8 @@ class Feedback(BaseModel):
 
     response: str = ""  # the hashed id of the answer; empty: the whole conversation
     name: Text = ""  # of the score; empty: a word such as "good", which needs no scale
-    score: float | None = (
-        None  # 0 (bad) to 1 (good); what is outside waits for a scale (addons/production/traces/opinions.py)
-    )
+    # 0 (bad) to 1 (good); what is outside waits for a scale (addons/production/traces/opinions.py)
+    score: float | None = None
     label: Text = ""
     comment: Text = ""
     correction: Message | None = None  # the answer that would have been right
@@ -82,6 +84,49 @@ class PassedOver(NamedTuple):
     """Something in a source that is no conversation, and no fault: it is counted."""
 
     what: str
+
+
+Part = Conversation | Unreadable | PassedOver  # what readers make of a source
+
+
+def guarded(place: str, made_of: Callable[..., Iterable[T]], *row: Any) -> Iterator[T | Unreadable]:
+    """What a reader's function makes of a row; `Unreadable` from where on it cannot."""
+    try:
+        yield from made_of(*row)
+    except FAULTS as problem:
+        yield Unreadable(place, reason(problem))
+
+
+def reason(problem: Exception) -> str:
+    """Why a row cannot be used, without what is in it."""
+    if isinstance(problem, json.JSONDecodeError):
+        return f"no JSON ({problem.msg})"
+    if isinstance(problem, ValueError | UserError):
+        return " ".join(str(problem).split())[:200]
+    return f"not in the form of its producer ({type(problem).__name__})"
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text; None for what is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object; an empty one for anything else."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def plain(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata that are texts or numbers, without the ids and the consent, which have fields of their own."""
+    left = {"conversation_id", "consent", "session_id", "user_id", "user"}
+    return {
+        str(name): str(value)
+        for name, value in sorted(metadata.items())
+        if name not in left and isinstance(value, str | int | float)
+    }
 
 
 def unknown_fields(names: set[str], owner: str) -> list[PassedOver]:

@@ -50,16 +50,13 @@ def listed(
             if match := re.fullmatch(r"\.dvc/cache/files/md5/(..)/([0-9a-f]{30})", name):
                 versions.append(match[1] + match[2])
             else:
-                advice = next(
-                    (advice for start, advice in ADVICE if name.startswith(start)), "delete it where nobody needs it"
-                )
-                lines.append(f"{name} holds it: {advice}")
+                advice = (advice for start, advice in ADVICE if name.startswith(start))
+                lines.append(f"{name} holds it: {next(advice, 'delete it where nobody needs it')}")
     if more := [version for version in versions if version not in others]:
         command = f".venv/bin/python -m flows.prune --delete --data-set {' '.join(more)}"
         lines.append(f"DVC's cache holds it in {len(more)} more files: `{command}` removes those that nothing needs")
     lines += _remote(root, versions) if versions else []
-    where = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if where.startswith("http"):
+    if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         lines.append("MLflow's server was not searched: its traces and artifacts may hold it; look for its id there")
     return lines
 

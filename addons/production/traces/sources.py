@@ -10,28 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addons.production.traces import (
-    captured,
-    files,
-    langfuse_traces,
-    mlflow_traces,
-    openai_jsonl,
-    otel,
-    otlp,
-    store,
-    tombstones,
-)
+from addons.production.traces import files, langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, store, tombstones
 from addons.production.traces.build import DataSets, Task, build, opinion
 from addons.production.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from addons.production.traces.packed import text_of
 from addons.production.traces.privacy import Privacy
-from addons.production.traces.records import Conversation, Feedback, PassedOver, Unreadable, hashed, joined, shown
+from addons.production.traces.records import Conversation, Feedback, Part, PassedOver, Unreadable, hashed, joined, shown
 from steps.core.errors import UserError
 from steps.core.ports import bring, need
 from steps.core.section import at
@@ -40,8 +32,7 @@ if TYPE_CHECKING:
     from environments.base import Env, Scenario, Split
     from steps.core.params import Params
 
-Part = Conversation | Unreadable | PassedOver
-KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")
+KINDS = ("capture", "langfuse", "mlflow", "otel", "openai")  # and how the keys of their conversations begin
 LATE = {"langfuse": timedelta(hours=1), "mlflow": timedelta(days=7)}  # before the watermark that an API is read again
 REGRESSION = 0.3
 LEVELS, TOO_DEEP = 64, "nested more than 64 levels deep"
@@ -97,13 +88,11 @@ def ingest(
     whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
     at first."""
     state = files.read_state(folder)
-    reading = _Reading(root, scales, consent, state, set())
-    before, got = files.read_conversations(folder), _Got([], set(), set(), Counter(), [])
-    marks = tombstones.of(root)
-    privacy = Privacy()
+    before, got = files.read_conversations(folder), _Reading(root, scales, consent, state)
+    marks, privacy = tombstones.of(root), Privacy()
     for source in sources:
-        got.take(source, reading, privacy)
-    starts = tuple(f"{place}{sign}" for place in reading.afresh for sign in (":", " "))
+        got.take(source, privacy)
+    starts = tuple(f"{place}{sign}" for place in got.afresh for sign in (":", " "))
     unreadable = got.unreadable | {row for row in files.read_unreadable(folder) if not row.source.startswith(starts)}
     parts = [part for part in got.parts if part.key not in got.refused]
     names, earlier = unscaled(parts), list(_before(before, parts))
@@ -141,26 +130,33 @@ def _unscored(feedback: Feedback) -> str:
     return feedback.model_copy(update={"score": None}).model_dump_json()
 
 
-class _Got(NamedTuple):
-    """What is read from sources."""
+@dataclass
+class _Reading:
+    """How sources are read, and what was read of them."""
 
-    parts: list[Conversation]
-    unreadable: set[Unreadable]
-    refused: set[str]  # keys of conversations of which a part is without consent: nothing new of each is taken
-    passed_over: Counter[str]
-    nothing: list[str]
+    root: Path
+    scales: Scales
+    consent: bool
+    state: dict[str, Any]  # how far each source was read, which reading changes
+    # How the places begin of sources that are read from their beginning: their old quarantine is void.
+    afresh: set[str] = field(default_factory=set)
+    parts: list[Conversation] = field(default_factory=list)
+    unreadable: set[Unreadable] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # keys: a part of each is without consent, so nothing new is taken
+    passed_over: Counter[str] = field(default_factory=Counter)
+    nothing: list[str] = field(default_factory=list)
 
-    def take(self, source: Source, reading: _Reading, privacy: Privacy) -> None:
+    def take(self, source: Source, privacy: Privacy) -> None:
         """Read a source, and mask what is taken."""
         counts, other = Counter[str](), Counter[str]()
-        for part in reading.parts(source):
+        for part in self.read(source):
             if isinstance(part, PassedOver):
                 other[shown(part.what)] += 1
             elif isinstance(part, Unreadable):
                 reason = privacy.text(shown(part.reason))
                 counts[reason] += 1
                 self.unreadable.add(Unreadable(shown(part.source), f"{files.READING}{reason}"))
-            elif part.messages and not (part.consent or reading.consent):
+            elif part.messages and not (part.consent or self.consent):
                 counts[""] += 1
                 self.refused.add(part.key)
             elif masked := _masked(part, privacy):
@@ -170,68 +166,32 @@ class _Got(NamedTuple):
                 counts[TOO_DEEP] += 1
                 self.unreadable.add(Unreadable(part.key, f"{files.READING}{TOO_DEEP}"))
         self.passed_over.update(other)
-        if (counts or other or reading.is_whole(source)) and not counts[""]:
+        is_new_file = bool(source.place) and Path(source.place).name in self.afresh
+        if (counts or other or is_new_file) and not counts[""]:
             why = [f"{count} {what}" for what, count in [*counts.most_common(3), *other.most_common(3)] if what]
-            self.nothing.append(
-                f"{source.kind}:{source.place}: nothing in it was read: {', '.join(why) or 'it is empty'}"
-            )
-
-
-def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
-    """A part as it is kept; None where its JSON has more levels than everything that reads it later can go down."""
-    level: list[Any] = [*part.messages, *part.tools, *(each.correction for each in part.feedback)]
-    for _ in range(LEVELS):
-        level = [
-            each
-            for value in level
-            if isinstance(value, dict | list | tuple)
-            for each in (value.values() if isinstance(value, dict) else value)
-        ]
-    if level:
-        return None
-    try:
-        return privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
-    except RecursionError:  # JSON in a text, which is masked as JSON
-        return None
-
-
-class _Reading(NamedTuple):
-    """How sources are read, and what is known of them; `state` and `afresh` are changed by reading."""
-
-    root: Path
-    scales: Scales
-    consent: bool
-    state: dict[str, Any]
-    afresh: set[str]  # how the places begin of sources that are read from their beginning: their old quarantine is void
+            named = f"{source.kind}:{source.place}"
+            self.nothing.append(f"{named}: nothing in it was read: {', '.join(why) or 'it is empty'}")
 
     def how(self) -> str:
         """What a reading depends on beside its source: another answer reads everything again."""
         scales = [f"{name}={low:g}..{high:g}" for name, (low, high) in sorted(self.scales.items())]
         return " ".join(["", *(["consented"] if self.consent else []), *scales])
 
-    def is_whole(self, source: Source) -> bool:
-        """Whether a source is a file that is read for the first time."""
-        return Path(source.place).name in self.afresh if source.place else False
-
-    def parts(self, source: Source) -> Iterator[Part]:
+    def read(self, source: Source) -> Iterator[Part]:
         """The parts of a source after its watermark, which is moved. A file of which nothing was read is read again."""
         path = Path(source.place) if source.place else None
         if source.kind == "capture":
             assert path is not None
-            parts, self.state["capture"] = captured.read(store.opened(path), self.state.get("capture") or {})
+            parts, self.state["capture"] = store.read(store.opened(path), self.state.get("capture") or {})
             yield from parts
         elif source.kind == "mlflow" and not (path and path.is_file()):
             name = f"mlflow {hashed(mlflow_traces.address(self.root))} {source.place}"
-            since = self._since(name, "mlflow API", LATE["mlflow"])
-            rows = mlflow_traces.fetch(self.root, source.place, since)
-            yield from self._watched(name, mlflow_traces.read(rows, "mlflow API", self.scales))
+            yield from self._api(mlflow_traces, name, partial(mlflow_traces.fetch, self.root, source.place))
         elif source.kind == "langfuse" and path is None:
             need("trackers", "the source langfuse")
             from addons.trackers.tracing import langfuse_pages
 
-            name = f"langfuse {hashed(langfuse_pages.host())}"
-            rows = langfuse_traces.fetch(self._since(name, "langfuse API", LATE["langfuse"]))
-            yield from self._watched(name, langfuse_traces.read(rows, "langfuse API", self.scales))
+            yield from self._api(langfuse_traces, f"langfuse {hashed(langfuse_pages.host())}", langfuse_traces.fetch)
         else:
             assert path is not None
             digest = hashlib.sha256()
@@ -246,22 +206,35 @@ class _Reading(NamedTuple):
                     yield part
                 self.state["files"] = sorted([*self.state["files"], *([name] if is_read else [])])
 
-    def _since(self, name: str, place: str, late: timedelta) -> str:
-        reached = str(self.state.get("apis", {}).get(name + self.how()) or "")
-        if not reached:
-            self.afresh.add(place)
-        return moment(datetime.fromisoformat(reached) - late) if reached else ""
-
-    def _watched(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
-        """The parts of an API, whose watermark becomes the time of the latest of them."""
+    def _api(self, reader: Any, name: str, fetch: Callable[[str], Iterator[Any]]) -> Iterator[Part]:
+        """The parts of an API from some time before its watermark on, which becomes the time of the latest of them."""
+        place, name = f"{reader.PRODUCER} API", name + self.how()
         apis = self.state.setdefault("apis", {})
-        latest = str(apis.get(name + self.how()) or "")
-        for part in parts:
+        if latest := str(apis.get(name) or ""):
+            since = moment(datetime.fromisoformat(latest) - LATE[reader.PRODUCER])
+        else:
+            since = ""
+            self.afresh.add(place)
+        for part in reader.read(fetch(since), place, self.scales):
             if isinstance(part, Conversation):
                 latest = max(latest, part.started, *(entry.time for entry in part.feedback), "")
             yield part
         if latest:
-            apis[name + self.how()] = latest
+            apis[name] = latest
+
+
+def _masked(part: Conversation, privacy: Privacy) -> Conversation | None:
+    """A part as it is kept; None where its JSON has more levels than everything that reads it later can go down."""
+    level: list[Any] = [*part.messages, *part.tools, *(each.correction for each in part.feedback)]
+    for _ in range(LEVELS):
+        inner = [value for value in level if isinstance(value, dict | list | tuple)]
+        level = [each for value in inner for each in (value.values() if isinstance(value, dict) else value)]
+    if level:
+        return None
+    try:
+        return privacy.conversation(part.model_copy(update={"consent": True}) if part.messages else part)
+    except RecursionError:  # JSON in a text, which is masked as JSON
+        return None
 
 
 def _file(kind: str, path: Path, scales: Scales) -> Iterator[Part]:
@@ -281,7 +254,6 @@ def load_task(root: Path, settings: Params) -> Task:
     """What ingestion needs of the task: its training scenarios as the stage scenarios draws them, and those of val and
     test, of which as many are drawn as the task has (4,096 at most), whatever the run's counts and seed."""
     import environments
-    from steps.core.ports import bring
 
     if "+" in settings.task:
         raise UserError(f"{settings.task} are several tasks: name that of these conversations with --task")

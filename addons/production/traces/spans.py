@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
 from addons.production.traces.otlp import Event
+from addons.production.traces.records import mapping
 from environments.base import Message
 from steps.core.message_parts import decoded, whole, with_names
 
@@ -47,7 +49,7 @@ WHOLE = (
     ("request_data", "response_data"),
     ("traceloop.entity.input", "traceloop.entity.output"),
 )
-STEPS = ("chain", "span", "unknown", "workflow", "task")
+STEPS = ("chain", "span", "unknown", "workflow", "task")  # of a program, neither calls of a model nor agents
 REDACTED = "__REDACTED__"
 FIELDS = ("content", "role", "tool_calls", "id", "name")
 CARRIERS = re.compile(  # attributes that hold a part of what was said
@@ -88,7 +90,8 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 request = whole(fields.get(asked))
                 if isinstance(request, Mapping):  # otel.py reads what a call goes on from
                     request = {name: value for name, value in request.items() if name != "previous_response_id"}
-                if _is_step(fields) and not _has_messages(request):
+                is_step = any(str(decoded_text(fields.get(name))).lower() in STEPS for name in KINDS)
+                if is_step and not isinstance(request, list) and not isinstance(mapping(request).get("messages"), list):
                     raise ValueError("what goes into a step and comes out, of which nothing says who said it")
                 requests.append(request)
                 messages = call_of(request, fields[answered], packed=True)[0]
@@ -98,15 +101,6 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
     if any(message["content"] == REDACTED for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
     return with_names(messages), _tools(fields, requests)
-
-
-def _is_step(fields: Mapping[str, Any]) -> bool:
-    """Whether a span is a step of a program, which is neither a model's call nor an agent."""
-    return any(str(decoded_text(fields.get(name))).lower() in STEPS for name in KINDS)
-
-
-def _has_messages(request: Any) -> bool:
-    return isinstance(request, list) or (isinstance(request, Mapping) and isinstance(request.get("messages"), list))
 
 
 def unread(fields: Mapping[str, Any]) -> set[str]:
@@ -127,22 +121,16 @@ def lost(fields: Mapping[str, Any]) -> set[str]:
 def previous(fields: Mapping[str, Any]) -> str:
     """The id of the response that a call of OpenAI's Responses goes on from; empty for none."""
     for name in ("llm.invocation_parameters", "input.value", "langfuse.observation.input", "mlflow.spanInputs"):
-        request = decoded(fields.get(name))
-        if isinstance(request, Mapping) and request.get("previous_response_id"):
-            return str(request["previous_response_id"])
+        if earlier := mapping(decoded(fields.get(name))).get("previous_response_id"):
+            return str(earlier)
     return str(fields.get("gen_ai.request.previous_response_id") or "")
 
 
 def answer_id(fields: Mapping[str, Any]) -> str:
     """The id of a call's answer; empty where none is recorded."""
-    for name in ("gen_ai.response.id", "ai.response.id"):
-        if fields.get(name):
-            return str(fields[name])
-    for _, name in WHOLE:
-        answer = decoded(fields.get(name))
-        if isinstance(answer, Mapping) and answer.get("id"):
-            return str(answer["id"])
-    return ""
+    named = (fields.get(name) for name in ("gen_ai.response.id", "ai.response.id"))
+    inside = (mapping(decoded(fields.get(name))).get("id") for _, name in WHOLE)
+    return next((str(name) for name in chain(named, inside) if name), "")
 
 
 def decoded_text(value: Any) -> Any:
@@ -165,7 +153,7 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
     given: list[Any] = []
     for event in events:
         body = whole(event.fields.get("gen_ai.event.content"))
-        own = event.fields | (dict(body) if isinstance(body, Mapping) else {})
+        own = event.fields | mapping(body)
         fields = {name: whole(own[name]) if name == "tool_calls" else own[name] for name in FIELDS if own.get(name)}
         if match := EVENTS.fullmatch(event.name):
             if isinstance(fields.get("content"), Mapping) and "type" not in fields["content"]:
@@ -173,9 +161,8 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
             given.append({"role": match[1]} | fields)
         elif event.name == "gen_ai.choice" and not own.get("index"):
             message = whole(own.get("message")) or fields
-            given.append(
-                {"role": "assistant"} | (dict(message) if isinstance(message, Mapping) else {"content": message})
-            )
+            answer = dict(message) if isinstance(message, Mapping) else {"content": message}
+            given.append({"role": "assistant"} | answer)
     return merged(conversation_of(given, packed=True)) if given else []
 
 
@@ -199,12 +186,11 @@ def _numbered(fields: Mapping[str, Any]) -> list[Message]:
     for entry in answered:
         entry.setdefault("role", "assistant")
     first = next((place for place, each in enumerate(answered) if each["role"] != "thinking"), len(answered))
-    entries = [_thought(each) if each["role"] == "thinking" else each for each in [*asked, *answered[: first + 1]]]
+    entries = [*asked, *answered[: first + 1]]
+    for place, entry in enumerate(entries):
+        if entry["role"] == "thinking":
+            entries[place] = {"role": "assistant", "reasoning": entry.get("content")}
     return merged(conversation_of(entries, packed=True))
-
-
-def _thought(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "reasoning": entry.get("content")}
 
 
 def _openinference(fields: Mapping[str, Any]) -> list[Message]:
@@ -247,7 +233,7 @@ def _tools(fields: Mapping[str, Any], requests: Sequence[Any]) -> tuple[dict[str
     listed = [each["tool"] for each in _entries(fields, "llm.tools") if isinstance(each.get("tool"), Mapping)]
     schemas = [whole(tool["json_schema"]) if "json_schema" in tool else tool for tool in listed]
     given = [fields.get("gen_ai.tool.definitions"), schemas, fields.get("ai.prompt.tools"), functions]
-    given.append(fields.get("mlflow.chat.tools"))
+    given += [fields.get("mlflow.chat.tools")]
     names = ("llm.invocation_parameters", "model_request_parameters", "input.value")
     for request in [*requests, *(fields.get(name) for name in names)]:
         if isinstance(body := decoded(request), Mapping):

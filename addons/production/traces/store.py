@@ -19,17 +19,19 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from addons.production.traces.records import FAULTS, Conversation, Feedback, Unreadable, content_hash, parsed
 from addons.production.traces.tombstones import Forgotten, Tombstones
 from environments.base import Message
 from steps.core.errors import UserError
 from steps.core.files import owners, private_folder, write_text
 from steps.kit.lock import alone
 
+PRODUCER = "capture"
 FOLDER = Path(".flywheel/capture")
 FULL = "the store is full"  # what is counted where a record finds no room
 GAP = timedelta(days=2)  # between two stored days, or the last one and the clock's, that says nothing of the clock
@@ -70,10 +72,8 @@ class Store:
                 return False
             day = self._day(now)
             today = [path for path in sizes if path.name.startswith(f"{day}.")]
-            if today and sizes[today[-1]] + len(data) <= SEGMENT:
-                path = today[-1]
-            else:
-                path = self.folder / f"{day}.{len(today):04d}.jsonl"
+            has_room = today and sizes[today[-1]] + len(data) <= SEGMENT
+            path = today[-1] if has_room else self.folder / f"{day}.{len(today):04d}.jsonl"
             with open(path, "ab", buffering=0, opener=owners) as file:
                 start = file.tell()
                 if start and not _ends_line(path):
@@ -216,10 +216,8 @@ class Store:
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             return {}
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with alone(private_folder(self.folder) / "lock"):
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return alone(private_folder(self.folder) / "lock")
 
 
 def opened(folder: Path) -> Store:
@@ -229,6 +227,42 @@ def opened(folder: Path) -> Store:
             f"{folder} does not exist: `make serve CAPTURE=1` makes it with the first request that it stores"
         )
     return Store(folder)
+
+
+def read(store: Store, offsets: Mapping[str, int]) -> tuple[list[Conversation | Unreadable], dict[str, int]]:
+    """(the parts of conversations that were added after these offsets, the offsets now). A file's name and offset stand for
+    a line that is no record."""
+    ends = {path.name: min(offsets.get(path.name, 0), path.stat().st_size) for path in store.segments()}
+    parts: list[Conversation | Unreadable] = []
+    for line in store.lines(ends):
+        ends[line.segment] = line.end
+        place = f"capture {line.segment}:{line.end}"
+        if line.record is None:
+            parts.append(Unreadable(place, "a line that was cut off when the server was stopped"))
+            continue
+        parts += [_part(line.record, place)]
+    return parts, dict(sorted(ends.items()))
+
+
+def _part(record: dict[str, Any], place: str) -> Conversation | Unreadable:
+    try:
+        if record["kind"] == "feedback":
+            fields = {name: record[name] for name in Feedback.model_fields if name in record}
+            return Conversation(key=record["key"], feedback=(Feedback.model_validate(fields),))
+        messages = (*record["messages"], record["answer"])
+        content_hash(messages)  # which a message of another form fails
+        return Conversation(
+            key=record["key"],
+            started=record["time"],
+            ended=record["time"],
+            consent=record["consent"],
+            messages=messages,
+            tools=tuple(record["tools"]),
+            responses={record["response"]: len(messages) - 1},
+            metadata=record["metadata"],
+        )
+    except FAULTS:  # pydantic's is a ValueError
+        return Unreadable(place, "no record of this store's form")
 
 
 def _messages(record: Mapping[str, Any]) -> list[Message]:
@@ -244,8 +278,5 @@ def _ends_line(path: Path) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    record = parsed(line)
     return record if isinstance(record, dict) else None

@@ -21,11 +21,8 @@ HERE = Path(__file__).parent.parent.parent.parent
 
 def state(root: Path, words: Sequence[str], options: str) -> str:
     """A hash of all of it, for sources as the command line names them; empty where one is an API."""
-    places = [
-        root / "params.yaml",
-        root / ".flywheel/forgotten",
-        *(base / folder for base in {root, HERE} for folder in CODE),
-    ]
+    places = [root / "params.yaml", root / ".flywheel/forgotten"]
+    places += [base / folder for base in {root, HERE} for folder in CODE]
     for word in words:
         kind, _, place = word.partition(":")
         path = root / (place or (".flywheel/capture" if kind == "capture" else ""))

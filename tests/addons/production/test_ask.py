@@ -16,7 +16,6 @@ import yaml
 
 import environments
 from addons.production import ask
-from addons.production.serving import local
 from environments.base import Scenario, words
 from steps.core import params
 from steps.core.errors import UserError
@@ -179,7 +178,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         return [attempt(scenario, number, words(f"it is {scenario.data['answer'] if known else 7}"))]
 
     monkeypatch.setattr("steps.sampling.play.play", play)
-    monkeypatch.setattr(local, "start_engine", lambda settings: os.write(2, b"noise of the engine\n"))
+    monkeypatch.setattr(ask, "start_engine", lambda settings: os.write(2, b"noise of the engine\n"))
     monkeypatch.setattr(ask, "PORT", free_port())
     return asked
 
@@ -250,4 +249,4 @@ def test_a_run_of_another_task_is_named(finished: list[tuple[str, Any]], capfd: 
 def test_a_policy_without_adapters_is_one_sentence() -> None:
     settings = params.Params(task="multiplication", policy=params.Policy(kind="scripted"))
     with pytest.raises(UserError, match=r"policy\.kind: scripted has no adapters"):
-        local.start_engine(settings)
+        ask.start_engine(settings)

@@ -25,9 +25,8 @@ from addons.production import serve
 from addons.production.serving import capture
 from addons.production.serving.capture import Capture
 from addons.production.serving.server import Server
-from addons.production.traces.captured import read
 from addons.production.traces.records import Conversation, joined, key_of
-from addons.production.traces.store import Store
+from addons.production.traces.store import Store, read
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.kit import vllm_guard as guard

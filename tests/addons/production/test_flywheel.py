@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from addons.production import flywheel
+from addons.production.flywheel import FlywheelSettings
 from addons.production.section import Ingested
-from addons.production.settings import FlywheelSettings
 from addons.supervised.section import Sft
 from flows.deployment.workspace import keep_described
 from flows.repro.parameters import set_params

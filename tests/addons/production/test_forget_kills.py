@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from addons.production import forgetting
+from addons.production import forget
 from addons.production.traces import sources, tombstones
 from steps.core import params
 from steps.project.ledger import Ledger
@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with Ledger():
         pass
     task = sources.load_task(tmp_path, params.load("params.yaml", params.Params))
-    for module in (forgetting, sources):
+    for module in (forget, sources):
         monkeypatch.setattr(module, "load_task", lambda *_: task)
     for number in (1, 2):
         kills.capture(tmp_path, number)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from addons.production import forget, forgetting, ingest
+from addons.production import forget, ingest
 from addons.production.traces import files, sources, unchanged
 from addons.production.traces.records import key_of
 from addons.supervised.section import Sft
@@ -40,7 +40,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLYWHEEL_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(root)
-    for module in (sources, forgetting):
+    for module in (sources, forget):
         monkeypatch.setattr(module, "load_task", load_once)
     return root
 

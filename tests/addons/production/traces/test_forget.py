@@ -17,9 +17,9 @@ import environments
 from addons.lineage.index import add_ingested
 from addons.lineage.questions import data_sets, forward
 from addons.lineage.tables import Rows, write
+from addons.production.forget import forget, keys_of
 from addons.production.traces import files
 from addons.production.traces.build import Task
-from addons.production.traces.forget import forget, keys_of
 from addons.production.traces.records import key_of
 from addons.production.traces.sources import Source, ingest
 from addons.production.traces.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from addons.production.traces import langfuse_traces, openai_jsonl, otel, otlp, spans
+from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, spans
 from addons.production.traces.records import Conversation, PassedOver, Unreadable
 
 Row = dict[str, Any]
@@ -469,3 +469,19 @@ def test_what_no_conversation_holds_is_counted() -> None:
     assert spans.lost(fields) == {"further answers beside the first", "tools that a provider runs"}
     numbered = {f"gen_ai.completion.{n}.content": "It." for n in range(2)}
     assert spans.lost(numbered) == {"further answers beside the first"}
+
+
+def test_a_part_of_mlflows_trace_that_cannot_be_read_hides_no_other() -> None:
+    said = {"mlflow.spanType": "LLM", "mlflow.spanInputs": [ASKED], "mlflow.spanOutputs": SAID}
+    cut_off = {"span_id": "a", "attributes": said | {"mlflow.chat.tools": '[{"type": "function", "fun'}}
+    by_human = {"source": {"source_type": "HUMAN"}}
+    deep = by_human | {"assessment_name": "correction", "expectation": {"serialized_value": {"value": "[" * 100_000}}}
+    good = by_human | {"assessment_name": "good", "feedback": {"value": 1}}
+    info = {"trace_id": "t", "assessments": [deep, good]}
+    trace = {"info": info, "data": {"spans": [cut_off, {"span_id": "b", "attributes": said}]}}
+    refused, made, too_deep, judged = mlflow_traces.read([trace], "f")
+    assert isinstance(made, Conversation)
+    assert isinstance(judged, Conversation)
+    assert [feedback.score for feedback in judged.feedback] == [1]
+    sources = [part.source for part in (refused, too_deep) if isinstance(part, Unreadable)]
+    assert sources == ["f t span a", "f t assessment correction"]

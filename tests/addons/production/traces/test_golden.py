@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import environments
-from addons.production.traces import captured, files, langfuse_traces, mlflow_traces, openai_jsonl, otel
+from addons.production.traces import files, langfuse_traces, mlflow_traces, openai_jsonl, otel, store
 from addons.production.traces.build import Task, build
 from addons.production.traces.records import Conversation, PassedOver, Unreadable, hashed, joined, signature
 from addons.production.traces.sources import Source, ingest
@@ -39,7 +39,7 @@ def parts(producer: str, folder: Path) -> list[Conversation | Unreadable | Passe
             return list(langfuse_traces.read(langfuse_traces.export(GOLDEN / "langfuse"), "langfuse"))
         case _:
             shutil.copytree(GOLDEN / "capture", folder / "capture")
-            return [*captured.read(Store(folder / "capture"), {})[0]]
+            return [*store.read(Store(folder / "capture"), {})[0]]
 
 
 def same(given: dict[str, Any], expected: dict[str, Any]) -> bool:

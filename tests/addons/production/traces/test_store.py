@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from addons.production.traces import store
-from addons.production.traces.captured import read
 from addons.production.traces.records import Unreadable, key_of
-from addons.production.traces.store import Store, opened
+from addons.production.traces.store import Store, opened, read
 from addons.production.traces.tombstones import Forgotten
 from steps.core.errors import UserError
 
