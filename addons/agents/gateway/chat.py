@@ -30,8 +30,6 @@ KNOWN = {
     *"top_logprobs modalities parallel_tool_calls".split(),
 }
 
-error = sse.openai_error
-
 
 def parse(body: Any) -> Request:
     """A request's body. BadRequest names the field that is wrong and the reason."""
@@ -177,11 +175,6 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     if counted:
         yield sse.event(head | {"choices": [], "usage": usage(reply)})
     yield sse.DONE
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIError from it."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply, form: str) -> dict[str, Any]:

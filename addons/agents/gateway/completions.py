@@ -25,8 +25,6 @@ REFUSED = {
 MOST_LOGPROBS = 20
 KNOWN = {"prompt", "n", "max_tokens", "stop", "seed", "logprobs"}
 
-error = sse.openai_error
-
 
 def parse(body: Any) -> Request:
     """A request's body. BadRequest names the field that is wrong and the reason."""
@@ -77,11 +75,6 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     if counted:
         yield sse.event(head | {"choices": [], "usage": usage(reply)})
     yield sse.DONE
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIError from it."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply) -> dict[str, Any]:

@@ -205,11 +205,6 @@ def error(problem: BadRequest, status: int) -> dict[str, Any]:
     return {"type": "error", "error": {"type": name, "message": problem.message}}
 
 
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIStatusError from it."""
-    return sse.event(error(problem, status), "error")
-
-
 def _head(reply: Reply) -> dict[str, Any]:
     return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": reply.model}
 

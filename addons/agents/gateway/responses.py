@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.responses_reply import error as error
-from addons.agents.gateway.responses_reply import error_event as error_event
 from addons.agents.gateway.responses_reply import events as events
 from addons.agents.gateway.responses_reply import render as render
 from addons.agents.gateway.responses_reply import shown_names
@@ -40,7 +38,7 @@ ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9A-Za-z]+)(?:_\d+)?")  # as addons/agen
 LOGPROBS = "message.output_text.logprobs"
 
 
-def parse(body: Any, earlier: History | None = None) -> Request:
+def parse(body: Any, earlier: Recorded | None = None) -> Request:
     """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
     fields = read.checked(body, REFUSED)
     tools, left_out = read.tools(fields.get("tools", []), partial(_tools, named=shown_names(fields)))
@@ -62,17 +60,7 @@ def parse(body: Any, earlier: History | None = None) -> Request:
     )
 
 
-class History(Protocol):
-    """The responses of an episode before a request."""
-
-    def response(self, name: str) -> tuple[Items, Items] | None:
-        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
-
-    def item(self, name: str) -> dict[str, Any] | None:
-        """An item of the output of one of them, by its id."""
-
-
-def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
+def items(body: Mapping[str, Any], earlier: Recorded | None = None) -> Items:
     """The whole input of a request as items: those of the previous response, what it answered, and those of the body.
 
     They and the response's output are the history of a later request that names this response.
@@ -94,7 +82,7 @@ def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
     return [*before, *own]
 
 
-def _resolved(item: dict[str, Any], path: str, earlier: History | None) -> dict[str, Any]:
+def _resolved(item: dict[str, Any], path: str, earlier: Recorded | None) -> dict[str, Any]:
     """An item, or the one of an earlier response that it refers to."""
     if item.get("type") != "item_reference":
         return item
@@ -106,7 +94,7 @@ def _resolved(item: dict[str, Any], path: str, earlier: History | None) -> dict[
 
 
 class Recorded:
-    """The earlier responses of an episode, of the bodies and replies of its calls in their order: a History."""
+    """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
 
     def __init__(self, calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> None:
         self.calls = calls
@@ -122,10 +110,12 @@ class Recorded:
             self.responses[f"resp_{reply.id}"] = items(body, self), output
 
     def response(self, name: str) -> tuple[Items, Items] | None:
+        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
         self._read()
         return self.responses.get(name)
 
     def item(self, name: str) -> dict[str, Any] | None:
+        """An item of the output of one of them, by its id."""
         self._read()
         return self.items.get(name)
 

@@ -11,16 +11,10 @@ from typing import Any
 
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.types import BadRequest, Reply
+from addons.agents.gateway.types import Reply
 
-ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "previous_response_id",
-    "top_logprobs",
-)  # in a response as in its request
-
-error = sse.openai_error
+# In a response as in its request.
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "top_logprobs")
 
 
 def render(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,12 +39,6 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     """The same answer as a stream from response.created to response.completed or response.incomplete. It has no [DONE]."""
     for number, (name, data) in enumerate(_events(reply, body)):
         yield sse.event({"type": name, "sequence_number": number} | data, name)
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun. The official client raises APIError from the form of other errors, and not from
-    the event `error` that OpenAI describes, which it hands on."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:

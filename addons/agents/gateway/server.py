@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from addons.agents.gateway import description
+from addons.agents.gateway import events as sse
 from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.calls import Asked, Call, Execution
 from addons.agents.gateway.dialects import DIALECTS, Dialect
@@ -125,7 +126,7 @@ class Server:
         while not call.is_answered:
             await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
             if not call.is_answered:
-                yield ": sampling\n\n"
+                yield sse.KEEP_ALIVE
         try:
             reply: Reply = call.reply.result()
         except BadRequest as problem:
