@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from addons.agents.gateway.types import assistant
 from environments.base import Message
 
 Calls = list[dict[str, Any]]
@@ -69,7 +70,7 @@ class Answers:
             while not part.results and place < len(messages) and _is_thought(messages[place]):
                 part = part._replace(reasoning=part.reasoning or messages[place].get("reasoning") or "")
                 place += 1
-            made += [_message(part), *part.results]
+            made += [assistant(part.words, part.reasoning, part.calls), *part.results]
         return made
 
     def _answer(self, messages: Sequence[Message], place: int) -> Part | None:
@@ -128,15 +129,6 @@ def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]
         end = next((far for far in range(at + 1, len(messages)) if messages[far]["role"] != "tool"), len(messages))
         behind = (*results, *messages[at + 1 : end])
         yield Part(end, "".join(words), calls, reasoning, behind, bool(results))
-
-
-def _message(part: Part) -> Message:
-    message: Message = {"role": "assistant", "content": part.words}
-    return (
-        message
-        | ({"reasoning": part.reasoning} if part.reasoning else {})
-        | ({"tool_calls": part.calls} if part.calls else {})
-    )
 
 
 def _is_thought(message: Message) -> bool:

@@ -295,6 +295,13 @@ def distinct(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(named.values())
 
 
+def named_tool(name: Any, tools: Collection[dict[str, Any]], path: str, shown: str) -> ToolChoice:
+    """The tool that a choice names at `path`; `shown` is the field that an error names where there is no such tool."""
+    if string(name, path) in ("auto", "none", "required"):
+        raise BadRequest(f"{path} is not among the tools", path)
+    return chosen(name, tools, shown)
+
+
 def chosen(choice: ToolChoice, tools: Collection[dict[str, Any]], path: str) -> ToolChoice:
     """The choice; BadRequest where no tool can fulfil it."""
     if choice == "required" and not tools:

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from addons.agents.gateway import fields as read
+from addons.agents.gateway.chat import schema, tool_choice
 from addons.agents.gateway.responses_reply import events as events
 from addons.agents.gateway.responses_reply import render as render
 from addons.agents.gateway.responses_reply import shown_names
-from addons.agents.gateway.types import BadRequest, Reply, Request, ToolChoice
+from addons.agents.gateway.types import BadRequest, Reply, Request, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system
 
@@ -50,10 +51,10 @@ def parse(body: Any, earlier: Recorded | None = None) -> Request:
     return Request(
         messages=with_one_system(messages),
         tools=tools,
-        tool_choice=_tool_choice(fields.get("tool_choice", "auto"), tools),
+        tool_choice=tool_choice(fields.get("tool_choice", "auto"), tools),
         max_tokens=read.limit(fields, "max_output_tokens"),
         stop=read.stops(fields, "stop"),
-        schema=_schema(read.mapping(fields.get("text", {}), "text")),
+        schema=schema(read.mapping(fields.get("text", {}), "text").get("format"), "text.format"),
         top_logprobs=_top_logprobs(fields),
         one_call=not read.boolean(fields.get("parallel_tool_calls", True), "parallel_tool_calls"),
         ignored=(*read.ignored(fields, KNOWN), *left_out),
@@ -158,12 +159,11 @@ def _response_of(item: Mapping[str, Any]) -> str | None:
 def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) -> tuple[Message, int]:
     """What an item says as a message, and where it stands in a turn of the assistant (0: it is not the assistant's)."""
     if kind == "reasoning":
-        reasoning = _reasoning(item, path)
-        return {"role": "assistant", "content": ""} | ({"reasoning": reasoning} if reasoning else {}), 1
+        return assistant("", _reasoning(item, path)), 1
     if kind == "function_call":
         function = read.function(item.get("name"), item.get("arguments"), path)
         call = {"id": read.filled(item.get("call_id"), f"{path}.call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}, 3
+        return assistant("", calls=[call]), 3
     if kind == "function_call_output":
         answered = read.answered(calls, item.get("call_id"), f"{path}.call_id")
         if item.get("output") is None:
@@ -220,26 +220,6 @@ def _tools(fields: dict[str, Any], path: str, named: Mapping[tuple[str, str], st
                 made.append(tool | {"function": tool["function"] | {"name": name}})
             return made
     return []
-
-
-def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:
-    if not isinstance(given, dict):
-        return read.chosen(read.member(given, "tool_choice", ("auto", "none", "required")), tools, "tool_choice")
-    read.member(given.get("type"), "tool_choice.type", ("function",))
-    name = read.string(given.get("name"), "tool_choice.name")
-    if name in ("auto", "none", "required"):
-        raise BadRequest("tool_choice.name is not among the tools", "tool_choice.name")
-    return read.chosen(name, tools, "tool_choice.name")
-
-
-def _schema(text: dict[str, Any]) -> dict[str, Any] | None:
-    if text.get("format") is None:
-        return None
-    form = read.mapping(text["format"], "text.format")
-    name = read.member(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
-    if name == "json_schema":
-        return read.plain_object(form.get("schema"), "text.format.schema")
-    return {"type": "object"} if name == "json_object" else None
 
 
 def _top_logprobs(fields: dict[str, Any]) -> int | None:
