@@ -97,7 +97,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
             if ended is not None:
                 ended.wake()  # the clients that wait for its episodes
             send({"listening": listener.getsockname()[:2]})
-            server.batch.start()
+            server.batch.tell_end()
         elif server.batch is not None:
             server.batch.failed(message.get("failed", ()))
             server.batch.sampled(message.get("sampled", ()))

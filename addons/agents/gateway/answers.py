@@ -44,9 +44,7 @@ class Answers:
         self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
         self.places = {name: place for place, name in enumerate(self.episodes)}
         self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
-        self.asked: dict[
-            int, tuple[Execution, Call, int]
-        ] = {}  # by number: what is being sampled, and which answer of it
+        self.asked: dict[int, tuple[Execution, Call, int]] = {}  # what is being sampled, and which answer of it
         self.number = 0
         self.ignored: Counter[str] = Counter()
         self.tokens = self.repeated = 0

@@ -73,14 +73,15 @@ class Server:
 
     # --- Calls of agents
 
-    def execution(self, request: Request) -> Execution:
-        """The execution whose key the request has. Status 401 for any other, which says nothing of whether it exists."""
-        execution = self.batch.executions.get(request.path_params["episode"]) if self.batch else None
-        if execution is None or not _has_key(request, execution.key):
+    def execution(self, request: Request) -> tuple[Batch, Execution]:
+        """The execution whose key the request has, with its batch. Status 401 for any other, which says nothing of whether
+        it exists."""
+        batch = self.batch
+        execution = batch.executions.get(request.path_params["episode"]) if batch else None
+        if batch is None or execution is None or not _has_key(request, execution.key):
             raise HTTPException(401, "this key is not that of a running execution of this episode")
-        assert self.batch is not None
-        self.batch.recall(execution)
-        return execution
+        batch.recall(execution)
+        return batch, execution
 
     def call(self, name: str) -> Handler:
         dialect = DIALECTS[name]
@@ -96,9 +97,7 @@ class Server:
         return handle
 
     async def answer(self, request: Request, name: str, dialect: Dialect) -> Response:
-        execution = self.execution(request)
-        batch = self.batch
-        assert batch is not None
+        batch, execution = self.execution(request)
         retries = request.headers.get("x-stainless-retry-count")
         is_retry = None if not retries else retries != "0"
         try:
@@ -138,11 +137,10 @@ class Server:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's count of a prompt's tokens."""
-        execution = self.execution(request)
-        assert self.batch is not None
+        batch, execution = self.execution(request)
         try:
-            body = {"max_tokens": 1} | await read_body(request, self.batch.chats.most_body)
-            return JSONResponse({"input_tokens": await self.batch.count(execution, Asked("messages", body))})
+            body = {"max_tokens": 1} | await read_body(request, batch.chats.most_body)
+            return JSONResponse({"input_tokens": await batch.count(execution, Asked("messages", body))})
         except BadRequest as problem:
             return JSONResponse(DIALECTS["messages"].error(problem, 400), 400)
 
@@ -158,7 +156,7 @@ class Server:
     async def response(self, request: Request) -> Response:
         """A response of this execution, as it was answered."""
         name = request.path_params["response"]
-        for call in self.execution(request).calls:
+        for call in self.execution(request)[1].calls:
             if call.asked.dialect == "responses" and call.has_answer and f"resp_{call.reply.result().id}" == name:
                 return JSONResponse(DIALECTS["responses"].render(call.reply.result(), call.asked.body))
         raise HTTPException(404, f"{name[:80]!r} is no response of this episode")
@@ -194,16 +192,13 @@ class Server:
             except (KeyError, TypeError, ValueError) as problem:
                 reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
                 raise HTTPException(400, f"the body does not fit: {reason}") from None
+            except LookupError as problem:  # a client of another task
+                raise HTTPException(409, str(problem)) from None
 
         return checked
 
     async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        try:
-            return JSONResponse(batch.register(body, time.monotonic()))
-        except LookupError as problem:
-            if isinstance(problem, KeyError):
-                raise
-            raise HTTPException(409, str(problem)) from None
+        return JSONResponse(batch.register(body, time.monotonic()))
 
     async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         batch.leave(request.path_params["client"])
@@ -211,12 +206,10 @@ class Server:
 
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
-        client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
-        self.refuse_stranger(batch, client)
-        batch.forget_missing(client, body, time.monotonic())
+        until = time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        batch.forget_missing(self.known(batch, request), body, time.monotonic())
         while True:
-            self.refuse_stranger(batch, client)
-            given = batch.lease(client, body, time.monotonic())
+            given = batch.lease(self.known(batch, request), body, time.monotonic())
             left = until - time.monotonic()
             if given or left <= 0 or self.batch is not batch:
                 return JSONResponse(given)
@@ -226,20 +219,20 @@ class Server:
                 return JSONResponse([])
 
     async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        client = request.path_params["client"]
-        self.refuse_stranger(batch, client)
-        return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
+        return JSONResponse(batch.heartbeat(self.known(batch, request), body, time.monotonic()))
 
     async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        self.refuse_stranger(batch, request.path_params["client"])
+        self.known(batch, request)
         if not batch.report(body, time.monotonic()):
             raise HTTPException(409, "the episode is another client's by now, or has ended")
         return JSONResponse({})
 
     @staticmethod
-    def refuse_stranger(batch: Batch, client: str) -> None:
-        if not batch.leases.knows(client):
+    def known(batch: Batch, request: Request) -> str:
+        """The client of a request. Status 404 for one that is not registered, or no longer."""
+        if not batch.leases.knows(client := request.path_params["client"]):
             raise HTTPException(404, "no such client: register (again)")
+        return str(client)
 
 
 class _Callers(guard.Middleware):
