@@ -6,7 +6,6 @@ FLYWHEEL_GATEWAY_KEY. It ends with the stage.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.link import LONGEST
 from steps.core.errors import UserError, explain
+from steps.core.terminal import command_parser
 from steps.kit.sockets import listen
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ async def sweep(server: Server) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.agents.gateway", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.agents.gateway", __doc__)
     parser.add_argument("--socket", type=Path, required=True, help="where the stage listens")
     options = parser.parse_args()
     try:
