@@ -130,6 +130,12 @@ def child_of(package: str, name: str, options: str) -> Child:
         return _children[key]
 
 
+def key_of(package: str, name: str, options: dict[str, Any]) -> tuple[tuple[str, str, str], float | None]:
+    """(package, name, options as JSON), and the least score that is a success where `options` say so."""
+    least = options.pop("success", None)
+    return (package, name, json.dumps(options, sort_keys=True)), None if least is None else float(least)
+
+
 def end_all() -> None:
     """End the processes that this one started."""
     if _owner == os.getpid():

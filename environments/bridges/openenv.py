@@ -21,7 +21,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Message, Scenario, Split
-from environments.bridges.apart import Stopped, child_of
+from environments.bridges.apart import Stopped, child_of, key_of
 from environments.bridges.apart_env import Apart, Turn
 from environments.bridges.packages import options_of
 from environments.kit.tools import any_call, any_value
@@ -131,18 +131,7 @@ def list_of(schema: dict[str, Any]) -> list[Any]:
 
 def make(name: str) -> type[Apart]:
     """The task of an environment. TaskProblem where there is none of this name, or no interpreter."""
-    key, least = key_of(name)
+    key, least = key_of("openenv", *options_of(name))
     child_of(*key)
-    return type("OpenEnv_", (OpenEnv,), {"task": f"openenv:{name}", "key": key, "threshold": least})
-
-
-def key_of(name: str) -> tuple[tuple[str, str, str], float]:
-    """(package, name, options as JSON), and the least score that is a success."""
-    bare, options = options_of(name)
-    least = float(options.pop("success", ABOVE_NOTHING))
-    return ("openenv", bare, json.dumps(options, sort_keys=True)), least
-
-
-def versions(name: str) -> dict[str, str]:
-    """The version of the package, and a hash of the environment's code."""
-    return dict(child_of(*key_of(name)[0]).facts["versions"])
+    fields = {"task": f"openenv:{name}", "key": key, "threshold": ABOVE_NOTHING if least is None else least}
+    return type("OpenEnv_", (OpenEnv,), fields)

@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -203,7 +203,7 @@ def _ids(ids: Iterable[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
-def _read(kind: str, data: bytes) -> tuple[Any, ...]:
+def _read(kind: Literal["i", "d"], data: bytes) -> tuple[Any, ...]:
     """The numbers of an array of a kind, as the module array names it."""
     return tuple(memoryview(data).cast(kind))
 
