@@ -80,11 +80,11 @@ class Apart(Packaged):
         try:
             answer = self.episode.take(turn, self.limit.seconds if self.limit else SECONDS)
         except Stopped as problem:
-            what = base.error(f"{FAILED}{problem}"[:LONGEST_ERROR])
-            return [{"role": "tool", "name": first_name(turn), "content": what}, *refused]
+            answer = {"refused": f"{FAILED}{problem}"}
         if "refused" in answer:
             what = base.error(printable(str(answer["refused"]))[:LONGEST_ERROR])
-            return [{"role": "tool", "name": first_name(turn), "content": what}, *refused]
+            name = str(turn["tool_calls"][0]["name"]) if turn["tool_calls"] else ""
+            return [{"role": "tool", "name": name, "content": what}, *refused]
         self.done = bool(answer["done"])
         return [observed(each) for each in answer["answers"]] + refused
 
@@ -230,7 +230,3 @@ def observed(answer: dict[str, Any]) -> Message:
     if answer["role"] == "tool":
         return {"role": "tool", "name": str(answer.get("name", "")), "content": text}
     return {"role": "user", "content": text}
-
-
-def first_name(turn: Turn) -> str:
-    return str(turn["tool_calls"][0]["name"]) if turn["tool_calls"] else ""

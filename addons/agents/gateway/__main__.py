@@ -68,9 +68,8 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     import uvicorn
 
     from addons.agents.gateway.batch import Batch
-    from addons.agents.gateway.heads import LimitedProtocol
     from addons.agents.gateway.plan import Chats, Plan
-    from addons.agents.gateway.server import Server
+    from addons.agents.gateway.server import LimitedProtocol, Server
     from steps.core.params import Policy
 
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)

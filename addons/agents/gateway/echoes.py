@@ -123,7 +123,7 @@ def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]
         if message["role"] != "assistant" or not most:
             return
         most -= 1
-        words += [str(message["content"])] if _words(message) else []
+        words += [str(message["content"])] if stripped(message.get("content")) else []
         calls = [*calls, *(message.get("tool_calls") or ())]
         reasoning = reasoning or message.get("reasoning") or ""
         end = next((far for far in range(at + 1, len(messages)) if messages[far]["role"] != "tool"), len(messages))
@@ -133,11 +133,11 @@ def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]
 
 def _is_thought(message: Message) -> bool:
     """Whether an assistant's message has no words and no calls: its reasoning came as a message of its own, or nothing."""
-    return message["role"] == "assistant" and not (_words(message) or message.get("tool_calls"))
+    return message["role"] == "assistant" and not (stripped(message.get("content")) or message.get("tool_calls"))
 
 
-def _words(message: Message) -> str:
-    return str(message.get("content") or "").strip()
+def stripped(text: Any) -> str:
+    return str(text or "").strip()
 
 
 def _names(calls: Sequence[dict[str, Any]]) -> list[str]:

@@ -56,9 +56,8 @@ def checked(body: Any, refused: Mapping[str, str]) -> dict[str, Any]:
     for name, reason in {**REFUSED, **refused}.items():
         if fields.get(name):
             raise BadRequest(f"{name} cannot be honoured: {reason}", name, "unsupported_parameter")
-    for name in ("model", "stream"):
-        if name in fields:
-            (string if name == "model" else boolean)(fields[name], name)
+    string(fields.get("model", ""), "model")
+    boolean(fields.get("stream", False), "stream")
     return fields
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.agents.gateway.causes import Conversation, cause, conversation
-from addons.agents.gateway.echoes import Answers
+from addons.agents.gateway.echoes import Answers, stripped
 from addons.agents.gateway.replies import grammar
 from addons.agents.gateway.types import BadRequest, Cause, Request
 from environments.base import Message
@@ -210,7 +210,7 @@ class Graph:
         fitting = [
             number
             for number in self.ends.get(shown.name(count), ())
-            if all(_words(text) == _words(self._reasoning(number, at)) for at, text in reasoning)
+            if all(stripped(text) == stripped(self._reasoning(number, at)) for at, text in reasoning)
         ]
         return max(fitting, key=lambda number: (not self.nodes[number].children, number), default=None)
 
@@ -239,12 +239,11 @@ class Graph:
         ids = (self.nodes[parent].ids if parent is not None else ()) + added
         count = self.prompts[ids, ()]
         reason: Cause = "retry" if count else "plain_text"
-        if reason == "plain_text" and parent is not None and not self.nodes[parent].children:
-            reason = ""
-        depth = 0 if parent is None else self.nodes[parent].placement.depth + 1
+        depth, new = 0, tuple[Message, ...]()
         shown = conversation([{"role": "user", "content": text}], chat.tools_text)
-        new: tuple[Message, ...] = ()
         if parent is not None:
+            depth = self.nodes[parent].placement.depth + 1
+            reason = reason if count or self.nodes[parent].children else ""
             new = ({"role": "user", "content": rest if isinstance(rest, str) else chat.text(added)},)
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, is_text=True)
@@ -252,9 +251,5 @@ class Graph:
 
 def _has_stop(messages: Sequence[Message], stop: str) -> bool:
     """Whether the last words of an assistant end with the stop text, as clients send it back that put it behind them."""
-    spoken = (_words(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
+    spoken = (stripped(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
     return not stop.strip() or next(filter(None, spoken), "").endswith(stop.strip())
-
-
-def _words(text: Any) -> str:
-    return str(text or "").strip()

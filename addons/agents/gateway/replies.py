@@ -112,7 +112,7 @@ def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
     )
 
 
-def reply(entry: Entry, call: Call, choices: Sequence[Choice], cached: int) -> Reply:
+def reply(entry: Entry, call: Call, choices: Sequence[Choice]) -> Reply:
     """What the gateway answers to a recorded call."""
-    length = len(call.placements[0].prompt_ids)
-    return Reply(entry.reply, entry.created, MODEL, tuple(choices), length, cached)
+    first = call.placements[0]
+    return Reply(entry.reply, entry.created, MODEL, tuple(choices), len(first.prompt_ids), first.cached)

@@ -22,6 +22,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from addons.agents.gateway import description
 from addons.agents.gateway import events as sse
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
 KEEP_ALIVE = 5.0  # seconds
+LARGEST_HEAD = 65_536  # bytes of a request's line and headers
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -250,6 +252,36 @@ class _Callers(guard.Middleware):
             text = f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
         error = {"message": text, "type": "invalid_request_error"}
         return JSONResponse({"error": error}, status) if status else None
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's fast parser, with a limit that it lacks: a caller needs no key to send a head. It answers 400 and closes the
+    connection where the line and headers of a request are larger than LARGEST_HEAD."""
+
+    is_in_head = False
+    size = 0  # bytes of the head so far: of its headers, or of packets that are of it alone
+
+    def data_received(self, data: bytes) -> None:
+        began_before = self.is_in_head
+        super().data_received(data)
+        if self.is_in_head and began_before and not self.transport.is_closing():
+            self.size += len(data)  # of a header that is not whole, too, which the parser keeps
+            if self.size > LARGEST_HEAD:
+                self.send_400_response(f"The headers are larger than {LARGEST_HEAD} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.is_in_head, self.size = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.size += len(name) + len(value)
+        if self.size > 2 * LARGEST_HEAD:  # many in one packet; the parser makes status 400 of the error
+            raise ValueError("the headers are too large")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> Any:
+        self.is_in_head = False
+        return super().on_headers_complete()
 
 
 async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:
