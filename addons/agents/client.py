@@ -328,15 +328,10 @@ def main(words: list[str] | None = None) -> int:
         for name in ("processes", "capacity"):
             if getattr(options, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(options, name)}")
-        key = key_of(options)
-
-        async def play() -> None:
-            client = Client(options, key)
-            if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-                client.say(f"keys and answers cross the network unencrypted, because --server is {parts.scheme}")
-            await client.run()
-
-        asyncio.run(play())
+        client = Client(options, key_of(options))
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+            client.say(f"keys and answers cross the network unencrypted, because --server is {parts.scheme}")
+        asyncio.run(client.run())
 
     return exit_code(run)
 

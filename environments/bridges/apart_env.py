@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from environments import base
 from environments.base import Component, Message, Scenario, Tool, unwritable
-from environments.bridges.apart import SECONDS, Child, Episode, Stopped, child_of
+from environments.bridges.apart import SECONDS, Episode, Stopped, child_of
 from environments.bridges.packages import Packaged
 from environments.kit.sandbox import printable
 from environments.kit.tools import any_call, shorten, tool_of, wrong_arguments
@@ -59,10 +59,6 @@ class Apart(Packaged):
     @abstractmethod
     def start(cls, scenario: Scenario) -> dict[str, Any]:
         """What the other side opens an episode with; `seed` among it."""
-
-    @classmethod
-    def child(cls) -> Child:
-        return child_of(*cls.key)
 
     @classmethod
     def tools(cls) -> dict[str, Tool]:

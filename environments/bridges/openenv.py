@@ -50,17 +50,13 @@ class OpenEnv(Apart):
         numbers = [number for number in range(SEEDS) if base.split_of(f"{cls.task} {number}") == split]
         if count > len(numbers):
             raise ValueError(f"{cls.task} has {len(numbers)} seeds for the split {split}, not {count}")
+        rules = f"{child_of(*cls.key).facts['rules']} Call {' or '.join(cls.tools())} in each turn."
         made = []
         for number in Random(f"{split} {seed}").sample(numbers, count):
             opening = opening_of(cls.key, number)
-            messages = [{"role": "system", "content": cls.rules()}, {"role": "user", "content": opening}]
+            messages = [{"role": "system", "content": rules}, {"role": "user", "content": opening}]
             made.append(Scenario.make(cls.task, split, messages, {"seed": number}))
         return made
-
-    @classmethod
-    def rules(cls) -> str:
-        names = " or ".join(cls.tools())
-        return f"{cls.child().facts['rules']} Call {names} in each turn."
 
     # Players
 
@@ -93,7 +89,7 @@ def solution(env: type[OpenEnv], seed: int) -> tuple[str, ...]:
             if (tried := tried + 1) > SEARCHED:
                 return ()
             try:
-                answer = env.child().ask("score", start={"seed": seed}, turns=turns)
+                answer = child_of(*env.key).ask("score", start={"seed": seed}, turns=turns)
                 score, is_over, text = float(answer["score"]), bool(answer["done"]), str(answer["text"])
             except (Stopped, LookupError, TypeError, ValueError):
                 continue

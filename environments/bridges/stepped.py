@@ -78,7 +78,6 @@ class Ending(NamedTuple):
 
     score: float
     is_won: bool
-    is_over: bool
 
 
 class Stepped(Packaged):
@@ -206,7 +205,7 @@ def replayed(env: type[Stepped], seed: int, actions: tuple[str, ...]) -> Ending:
             take(game, action)
         except Refused:
             continue
-    return Ending(min(1.0, max(-1.0, game.score)), game.is_won, game.is_over)
+    return Ending(min(1.0, max(-1.0, game.score)), game.is_won)
 
 
 @lru_cache(maxsize=1024)
