@@ -124,10 +124,8 @@ class Server:
 
     async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
         """Server-sent events of an answer."""
-        while not call.is_answered:
-            await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
-            if not call.is_answered:
-                yield sse.KEEP_ALIVE
+        while not (await asyncio.wait([call.reply], timeout=KEEP_ALIVE))[0]:
+            yield sse.KEEP_ALIVE
         try:
             reply: Reply = call.reply.result()
         except BadRequest as problem:
@@ -209,9 +207,9 @@ class Server:
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
         until = time.monotonic() + min(float(body.get("wait", 0)), 30.0)
-        batch.forget_missing(self.known(batch, request), body, time.monotonic())
+        batch.forget_missing(self.registered_client(batch, request), body, time.monotonic())
         while True:
-            given = batch.lease(self.known(batch, request), body, time.monotonic())
+            given = batch.lease(self.registered_client(batch, request), body, time.monotonic())
             left = until - time.monotonic()
             if given or left <= 0 or self.batch is not batch:
                 return JSONResponse(given)
@@ -221,16 +219,16 @@ class Server:
                 return JSONResponse([])
 
     async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        return JSONResponse(batch.heartbeat(self.known(batch, request), body, time.monotonic()))
+        return JSONResponse(batch.heartbeat(self.registered_client(batch, request), body, time.monotonic()))
 
     async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        self.known(batch, request)
+        self.registered_client(batch, request)
         if not batch.report(body, time.monotonic()):
             raise HTTPException(409, "the episode is another client's by now, or has ended")
         return JSONResponse({})
 
     @staticmethod
-    def known(batch: Batch, request: Request) -> str:
+    def registered_client(batch: Batch, request: Request) -> str:
         """The client of a request. Status 404 for one that is not registered, or no longer."""
         if not batch.leases.knows(client := request.path_params["client"]):
             raise HTTPException(404, "no such client: register (again)")
