@@ -241,15 +241,12 @@ class Answers:
             asyncio.get_running_loop().call_soon(self.pump)
 
     def _entry(self, execution: Execution, call: Call) -> Entry:
-        prompts = []
-        for placement in call.placements:
-            start = execution.graph.length(placement.parent) if placement.parent is not None else 0
-            prompts.append((placement.parent, placement.prompt_ids[start:]))
+        prompts = tuple((each.parent, each.prompt_ids[each.cached :]) for each in call.placements)
         answers = tuple(answer for answer in call.answers if answer is not None)
         return Entry(
             *(execution.episode, execution.lease, call.number, call.digest, call.asked.idempotency),
             *(call.asked.dialect, call.asked.body, secrets.token_hex(12), int(time.time()), self.plan.adapter),
-            *(answers, tuple(prompts)),
+            *(answers, prompts),
         )
 
     def _give(self, execution: Execution, call: Call, entry: Entry, chat: Chat) -> None:

@@ -102,12 +102,8 @@ def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
     logprobs = answer.logprobs or tuple(
         dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
     )
-
-    def text(token: int) -> str:
-        return chat.text([token])
-
     return tuple(
-        Token(text(token), token, logprob, tuple((text(other), nats) for other, nats in place))
+        Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place))
         for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
     )
 
