@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from environments import base
 from environments.base import Component, Message, Scenario, Tool, unwritable
 from environments.bridges.apart import SECONDS, Episode, Stopped, child_of
-from environments.bridges.packages import Packaged
+from environments.bridges.packaged import Packaged
 from environments.kit.sandbox import printable
 from environments.kit.tools import any_call, shorten, tool_of, wrong_arguments
 

@@ -17,9 +17,9 @@ import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from environments.base import Env, TaskProblem, read_text
+from environments.base import Env
 
 ADAPTERS = {  # the adapter of each name, and the packages that decide what it makes
     "gymnasium": ("gymnasium", "minigrid"),
@@ -91,28 +91,6 @@ def value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-class Packaged(Env):
-    """A task whose scenarios a package makes; the task's folder says of which version."""
-
-    task: ClassVar[str]  # such as gymnasium:Taxi-v4
-    secret: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def load(cls, folder: Path) -> None:
-        """TaskProblem where the task's data were written with another version of a package than the installed one."""
-        file = folder / VERSIONS
-        if not file.is_file():
-            return
-        written, installed = json.loads(read_text(file)), versions(cls.task)
-        for package, version in written.items():
-            if installed.get(package) != version:
-                raise TaskProblem(
-                    f"{file} is of {package} {version}, and {installed.get(package, 'none')} is installed: its scenarios "
-                    "may be others. Install that version, or write the file anew with "
-                    f"`.venv/bin/python -m environments.bridges.packages '{cls.task}'`"
-                )
 
 
 def write(task: str, folder: Path) -> None:

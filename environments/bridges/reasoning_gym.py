@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, words
-from environments.bridges.packages import Packaged
+from environments.bridges.packaged import Packaged
 
 SYSTEM = "Answer the question with the final answer alone."
 SIZE = 100_000  # questions of each level

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from environments import base
 from environments.base import Component, Message, Scenario, Split, tool
-from environments.bridges.packages import Packaged
+from environments.bridges.packaged import Packaged
 
 SEEDS = 100_000
 SCANNED = 50  # openings that are looked at for each scenario wanted, before there are too few
