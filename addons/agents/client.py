@@ -42,7 +42,7 @@ from urllib.parse import urlsplit
 from addons.agents.processes import Processes
 from environments.kit import http_client
 from steps.core.errors import UserError, masked
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 
 KEY = "FLYWHEEL_GATEWAY_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -308,9 +308,7 @@ def key_of(options: argparse.Namespace) -> str:
 
 def main(words: list[str] | None = None) -> int:
     """The command; returns its exit code: 2 where the user must change something, 0 after a signal to end."""
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.agents.client", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.agents.client", __doc__)
     parser.add_argument("--server", required=True, metavar="URL", help="the gateway, as in http://10.0.0.5:8700")
     parser.add_argument("--task", help="the agent's module; default: what the gateway plays")
     parser.add_argument("--processes", type=int, default=1, help="in which the agent runs (default: 1)")
@@ -330,15 +328,10 @@ def main(words: list[str] | None = None) -> int:
         for name in ("processes", "capacity"):
             if getattr(options, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(options, name)}")
-        key = key_of(options)
-
-        async def play() -> None:
-            client = Client(options, key)
-            if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-                client.say(f"keys and answers cross the network unencrypted, because --server is {parts.scheme}")
-            await client.run()
-
-        asyncio.run(play())
+        client = Client(options, key_of(options))
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+            client.say(f"keys and answers cross the network unencrypted, because --server is {parts.scheme}")
+        asyncio.run(client.run())
 
     return exit_code(run)
 

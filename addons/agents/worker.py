@@ -14,7 +14,6 @@ the whole process group ends, with whatever the functions started.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import contextvars
@@ -35,6 +34,7 @@ from environments.base import Scenario, unwritable
 from environments.kit.agents import Result
 from environments.kit.values import number
 from steps.core.errors import masked
+from steps.core.terminal import command_parser
 
 STOP_SECONDS = 3.0  # that a cancelled function has to end
 BLOCKED_SECONDS = 20.0  # that a function may keep the event loop from the others; importing packages takes less
@@ -223,9 +223,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.agents.worker", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.agents.worker", __doc__)
     parser.add_argument("task", help="the agent's module, as in params.yaml")
     parser.add_argument("--own-loops", action="store_true", help="a thread and an event loop for each episode")
     options = parser.parse_args()

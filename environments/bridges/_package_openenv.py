@@ -8,7 +8,6 @@ starts no server, and what else it asks of the application is ignored.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -47,10 +46,8 @@ class Served:
         """LookupError where there is none of this name."""
         self.module, self.options = name.replace("-", "_"), dict(options)
         self.scale = float(self.options.pop("scale", 1.0))
-        if importlib.util.find_spec("openenv") is None:
-            raise LookupError(f"{sys.executable} has no package openenv")
         app = f"{self.module}.server.app"
-        if importlib.util.find_spec(self.module) is None or not has_module(app):
+        if not has_module(app):
             raise LookupError(
                 f"there is no module {app}: looked for in PYTHONPATH, in the packages of {sys.executable} and in "
                 f"{Path.cwd()}"
@@ -104,9 +101,8 @@ class Served:
             version = metadata.version("openenv-core")
         except metadata.PackageNotFoundError:
             version = "unknown"
-        spec = importlib.util.find_spec(self.module)
         return {
-            "versions": {"openenv-core": version, self.module: source_hash(spec)},
+            "versions": {"openenv-core": version},
             "tools": self.tools,
             "rules": " ".join(self.rules.partition("\n\n")[0].split()),
         }
@@ -204,12 +200,3 @@ def has_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-def source_hash(spec: Any) -> str:
-    """A hash of a package's Python files: edited, it is another task."""
-    digest = hashlib.sha256()
-    for folder in spec.submodule_search_locations or ():
-        for file in sorted(Path(folder).rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]

@@ -11,6 +11,7 @@ source of randomness, cannot be repeated.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -22,6 +23,8 @@ from typing import Any, Protocol
 
 class Served(Protocol):
     """An environment with its episodes, as `_package_<package>.py` makes one."""
+
+    module: str  # the environment's
 
     def facts(self) -> dict[str, Any]: ...
     def open(self, start: dict[str, Any]) -> Any: ...
@@ -88,6 +91,19 @@ def module_of(package: str) -> Any:
     return module
 
 
+def source_hash(module: str) -> str:
+    """A hash of a module's code, or of the Python files of a package: edited, it is another task."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    files = [Path(spec.origin)] if spec.origin and not spec.submodule_search_locations else []
+    for folder in spec.submodule_search_locations or ():
+        files += Path(folder).rglob("*.py")
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def described(problem: BaseException) -> str:
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
@@ -108,8 +124,11 @@ def main() -> None:
         try:
             if served is None:
                 seed_generators(0)
+                if importlib.util.find_spec(package) is None:
+                    raise LookupError(f"{sys.executable} has no package {package}")
                 served = Loop(module_of(package).Served(name, options))
                 value = served.served.facts()
+                value["versions"][served.served.module] = source_hash(served.served.module)
             else:
                 value = served.answer(request)
             answer = json.dumps({"id": request["id"], "value": value})

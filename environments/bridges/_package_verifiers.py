@@ -128,10 +128,7 @@ class Served:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         """LookupError where there is none of this name."""
         self.module = name.replace("-", "_").split("/")[-1]
-        if importlib.util.find_spec("verifiers") is None:
-            raise LookupError(f"{sys.executable} has no package verifiers")
-        spec = importlib.util.find_spec(self.module)
-        if spec is None:
+        if importlib.util.find_spec(self.module) is None:
             raise LookupError(
                 f"there is no module {self.module}: looked for in PYTHONPATH, in the packages of {sys.executable} and in "
                 f"{Path.cwd()}"
@@ -143,7 +140,6 @@ class Served:
             kinds = vf.MultiTurnEnv
         except AttributeError:
             raise LookupError(f"verifiers {self.version} has no MultiTurnEnv; install verifiers 0.3.1") from None
-        self.source = source_hash(spec)
         self.env = vf.load_environment(name, **options)
         if not isinstance(self.env, kinds):
             raise LookupError(f"{self.module} gives a {type(self.env).__name__}, and only a MultiTurnEnv can be played")
@@ -158,7 +154,7 @@ class Served:
         rubric = self.env.rubric
         weights = dict(zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=False))
         return {
-            "versions": {"verifiers": self.version, self.module: self.source},
+            "versions": {"verifiers": self.version},
             "tools": [
                 {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
                 for tool in self.env.tool_defs or ()
@@ -231,14 +227,3 @@ def prompt_of(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The messages that a row begins with; a text is what the user says."""
     prompt = row["prompt"]
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [plain(message) for message in prompt]
-
-
-def source_hash(spec: Any) -> str:
-    """A hash of a module's code, or of the Python files of a package: edited, it is another task."""
-    files = [Path(spec.origin)] if spec.origin and not spec.submodule_search_locations else []
-    for folder in spec.submodule_search_locations or ():
-        files += Path(folder).rglob("*.py")
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]

@@ -68,9 +68,6 @@ class Child:
             raise Stopped(printable(str(answer.get("problem")))[:1_000])
         return answer["value"]
 
-    def is_alive(self) -> bool:
-        return self.program.is_alive()
-
     def end(self) -> None:
         """Kill the process and all that it started."""
         run(self.program.end())
@@ -125,9 +122,15 @@ def child_of(package: str, name: str, options: str) -> Child:
         _children, _lock, _owner = {}, threading.Lock(), os.getpid()
     with _lock:
         key = (package, name, options)
-        if key not in _children or not _children[key].is_alive():
+        if key not in _children or not _children[key].program.is_alive():
             _children[key] = Child(package, name, json.loads(options))
         return _children[key]
+
+
+def key_of(package: str, name: str, options: dict[str, Any]) -> tuple[tuple[str, str, str], float | None]:
+    """(package, name, options as JSON), and the least score that is a success where `options` say so."""
+    least = options.pop("success", None)
+    return (package, name, json.dumps(options, sort_keys=True)), None if least is None else float(least)
 
 
 def end_all() -> None:

@@ -11,21 +11,21 @@ transcript earn nothing. A turn that the environment did not see costs 0.05.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError
 
 from environments import base
-from environments.base import Component, Env, Message, Scenario, Tool, unwritable
-from environments.bridges.apart import SECONDS, Child, Episode, Stopped, child_of
-from environments.bridges.packages import check_versions
+from environments.base import Component, Message, Scenario, Tool, unwritable
+from environments.bridges.apart import SECONDS, Episode, Stopped, child_of
+from environments.bridges.packaged import Packaged
 from environments.kit.sandbox import printable
 from environments.kit.tools import any_call, shorten, tool_of, wrong_arguments
 
@@ -44,13 +44,11 @@ class Ending(NamedTuple):
     problem: str = ""
 
 
-class Apart(Env):
+class Apart(Packaged):
     """An episode of an environment that runs elsewhere. `make` of an adapter makes subclasses."""
 
-    task: ClassVar[str]
     key: ClassVar[tuple[str, str, str]]  # package, name, options as JSON
     threshold: ClassVar[float]  # the score that is a success
-    secret: ClassVar[tuple[str, ...]] = ()
     hears: ClassVar[bool] = True  # whether words without a call are a turn
 
     def __init__(self, scenario: Scenario, data: Any) -> None:
@@ -61,15 +59,6 @@ class Apart(Env):
     @abstractmethod
     def start(cls, scenario: Scenario) -> dict[str, Any]:
         """What the other side opens an episode with; `seed` among it."""
-
-    @classmethod
-    def child(cls) -> Child:
-        return child_of(*cls.key)
-
-    @classmethod
-    def load(cls, folder: Path) -> None:
-        """The package has the data; the folder says of which version."""
-        check_versions(cls.task, folder)
 
     @classmethod
     def tools(cls) -> dict[str, Tool]:
@@ -87,11 +76,11 @@ class Apart(Env):
         try:
             answer = self.episode.take(turn, self.limit.seconds if self.limit else SECONDS)
         except Stopped as problem:
-            what = base.error(f"{FAILED}{problem}"[:LONGEST_ERROR])
-            return [{"role": "tool", "name": first_name(turn), "content": what}, *refused]
+            answer = {"refused": f"{FAILED}{problem}"}
         if "refused" in answer:
             what = base.error(printable(str(answer["refused"]))[:LONGEST_ERROR])
-            return [{"role": "tool", "name": first_name(turn), "content": what}, *refused]
+            name = str(turn["tool_calls"][0]["name"]) if turn["tool_calls"] else ""
+            return [{"role": "tool", "name": name, "content": what}, *refused]
         self.done = bool(answer["done"])
         return [observed(each) for each in answer["answers"]] + refused
 
@@ -215,12 +204,8 @@ def turns_with_answers(messages: Sequence[Message]) -> Iterator[tuple[Message, l
     """Each turn of the agent with the messages that answer it."""
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
-            answers = []
-            for later in messages[place + 1 :]:
-                if later["role"] == "assistant":
-                    break
-                answers.append(later)
-            yield message, answers
+            answers = itertools.takewhile(lambda later: later["role"] != "assistant", messages[place + 1 :])
+            yield message, list(answers)
 
 
 def unheard(answers: Sequence[Message]) -> bool:
@@ -241,7 +226,3 @@ def observed(answer: dict[str, Any]) -> Message:
     if answer["role"] == "tool":
         return {"role": "tool", "name": str(answer.get("name", "")), "content": text}
     return {"role": "user", "content": text}
-
-
-def first_name(turn: Turn) -> str:
-    return str(turn["tool_calls"][0]["name"]) if turn["tool_calls"] else ""

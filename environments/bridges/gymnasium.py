@@ -144,12 +144,9 @@ class GymnasiumGame(Game):
     def solution(self) -> list[str] | None:
         """By a rule, by the table of transitions, by BabyAI's bot or by search in minigrid's worlds; None elsewhere. It may
         play this episode."""
-        path: list[int] = []
         if choose := solutions.POLICIES.get(self.family):
-            while not self.is_over and len(path) < self.turns:
-                path.append(choose(self.env, self.observation))
-                self.take(self.actions()[path[-1]])
-        elif table := getattr(self.env.unwrapped, "P", None):
+            return self.played(lambda: self.actions()[choose(self.env, self.observation)], self.turns)
+        if table := getattr(self.env.unwrapped, "P", None):
             path = solutions.way(table, self.env.unwrapped.s, is_end_enough=self.goal is arrived)
         elif self.family == "MiniGrid":
             with self.generators.swapped():

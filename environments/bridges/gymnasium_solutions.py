@@ -16,22 +16,6 @@ SEARCHED = 5_000  # states of a world that the search looks at
 Table = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 
 
-def pole(env: Any, seen: Any) -> int:
-    """Of CartPole: push to where the pole falls."""
-    _, _, angle, speed = seen
-    return int(angle + speed / 2 > 0)
-
-
-def mountain_car(env: Any, seen: Any) -> int:
-    """Push to where the car rolls."""
-    return 2 if seen[1] >= 0 else 0
-
-
-def acrobot(env: Any, seen: Any) -> int:
-    """Push the lower link against the upper one's swing, which pumps both."""
-    return 2 if seen[4] < 0 else 0
-
-
 def blackjack(env: Any, seen: Any) -> int:
     """Stand at 17, with a soft hand at 18, and from 13 on where the dealer shows less than 7."""
     total, dealer, is_soft = seen
@@ -40,9 +24,9 @@ def blackjack(env: Any, seen: Any) -> int:
 
 # The next action of these, by what is seen; they play the episode.
 POLICIES: dict[str, Callable[[Any, Any], int]] = {
-    "CartPole": pole,
-    "MountainCar": mountain_car,
-    "Acrobot": acrobot,
+    "CartPole": lambda env, seen: int(seen[2] + seen[3] / 2 > 0),  # by angle and speed: push to where the pole falls
+    "MountainCar": lambda env, seen: 2 if seen[1] >= 0 else 0,  # push to where the car rolls
+    "Acrobot": lambda env, seen: 2 if seen[4] < 0 else 0,  # push the lower link against the upper's swing, to pump both
     "Blackjack": blackjack,
 }
 

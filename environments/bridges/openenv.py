@@ -21,7 +21,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Message, Scenario, Split
-from environments.bridges.apart import Stopped, child_of
+from environments.bridges.apart import Stopped, child_of, key_of
 from environments.bridges.apart_env import Apart, Turn
 from environments.bridges.packages import options_of
 from environments.kit.tools import any_call, any_value
@@ -50,17 +50,13 @@ class OpenEnv(Apart):
         numbers = [number for number in range(SEEDS) if base.split_of(f"{cls.task} {number}") == split]
         if count > len(numbers):
             raise ValueError(f"{cls.task} has {len(numbers)} seeds for the split {split}, not {count}")
+        rules = f"{child_of(*cls.key).facts['rules']} Call {' or '.join(cls.tools())} in each turn."
         made = []
         for number in Random(f"{split} {seed}").sample(numbers, count):
             opening = opening_of(cls.key, number)
-            messages = [{"role": "system", "content": cls.rules()}, {"role": "user", "content": opening}]
+            messages = [{"role": "system", "content": rules}, {"role": "user", "content": opening}]
             made.append(Scenario.make(cls.task, split, messages, {"seed": number}))
         return made
-
-    @classmethod
-    def rules(cls) -> str:
-        names = " or ".join(cls.tools())
-        return f"{cls.child().facts['rules']} Call {names} in each turn."
 
     # Players
 
@@ -93,7 +89,7 @@ def solution(env: type[OpenEnv], seed: int) -> tuple[str, ...]:
             if (tried := tried + 1) > SEARCHED:
                 return ()
             try:
-                answer = env.child().ask("score", start={"seed": seed}, turns=turns)
+                answer = child_of(*env.key).ask("score", start={"seed": seed}, turns=turns)
                 score, is_over, text = float(answer["score"]), bool(answer["done"]), str(answer["text"])
             except (Stopped, LookupError, TypeError, ValueError):
                 continue
@@ -131,18 +127,7 @@ def list_of(schema: dict[str, Any]) -> list[Any]:
 
 def make(name: str) -> type[Apart]:
     """The task of an environment. TaskProblem where there is none of this name, or no interpreter."""
-    key, least = key_of(name)
+    key, least = key_of("openenv", *options_of(name))
     child_of(*key)
-    return type("OpenEnv_", (OpenEnv,), {"task": f"openenv:{name}", "key": key, "threshold": least})
-
-
-def key_of(name: str) -> tuple[tuple[str, str, str], float]:
-    """(package, name, options as JSON), and the least score that is a success."""
-    bare, options = options_of(name)
-    least = float(options.pop("success", ABOVE_NOTHING))
-    return ("openenv", bare, json.dumps(options, sort_keys=True)), least
-
-
-def versions(name: str) -> dict[str, str]:
-    """The version of the package, and a hash of the environment's code."""
-    return dict(child_of(*key_of(name)[0]).facts["versions"])
+    fields = {"task": f"openenv:{name}", "key": key, "threshold": ABOVE_NOTHING if least is None else least}
+    return type("OpenEnv_", (OpenEnv,), fields)

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from environments.base import Env, TaskProblem, read_text
+from environments.base import Env
 
 ADAPTERS = {  # the adapter of each name, and the packages that decide what it makes
     "gymnasium": ("gymnasium", "minigrid"),
@@ -31,7 +31,7 @@ ADAPTERS = {  # the adapter of each name, and the packages that decide what it m
     "harness": (),
 }
 EXTRA = ("gymnasium", "minigrid", "pettingzoo", "reasoning_gym", "textarena")  # what the extra `environments` installs
-APART = ("verifiers", "openenv")  # their adapters know the versions, which another interpreter has
+APART = ("verifiers", "openenv")  # whose versions another interpreter has
 VERSIONS = "package.json"
 RUBRIC = """# {task}
 
@@ -69,7 +69,8 @@ def versions(task: str) -> dict[str, str]:
     """The installed versions of the packages that make a task's scenarios."""
     package, _, name = task.partition(":")
     if package in APART:
-        return dict(importlib.import_module(f"{__package__}.{package}").versions(name))
+        apart = importlib.import_module(f"{__package__}.apart")
+        return dict(apart.child_of(*apart.key_of(package, *options_of(name))[0]).facts["versions"])
     installed = {}
     for each in ADAPTERS[package]:
         try:
@@ -90,21 +91,6 @@ def value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-def check_versions(task: str, folder: Path) -> None:
-    """TaskProblem where a task's data were written with another version of a package than the installed one."""
-    file = folder / VERSIONS
-    if not file.is_file():
-        return
-    written, installed = json.loads(read_text(file)), versions(task)
-    for package, version in written.items():
-        if installed.get(package) != version:
-            raise TaskProblem(
-                f"{file} is of {package} {version}, and {installed.get(package, 'none')} is installed: its scenarios may be "
-                "others. Install that version, or write the file anew with "
-                f"`.venv/bin/python -m environments.bridges.packages '{task}'`"
-            )
 
 
 def write(task: str, folder: Path) -> None:

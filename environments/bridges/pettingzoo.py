@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from environments.bridges.packages import options_of
-from environments.bridges.pettingzoo_boards import BOARDS, Board
+from environments.bridges.pettingzoo_boards import BOARDS, Board, legal_moves
 from environments.bridges.stepped import Game, Generators, Stepped, after, solution
 
 MOVES = 400  # that the search for a win may try
@@ -38,13 +38,13 @@ class PettingZooGame(Game):
         """By `board.move`, which plays this episode, or by search."""
         if self.board.move is None:
             return winning(self.env_class, self.seed, [], [MOVES]) or []
-        path: list[str] = []
-        while not self.is_over and len(path) < self.board.turns:
-            with self.asked():
-                place = self.board.move(self.env, self.agent)
-            path += self.board.names(self.env, self.agent, [place])
-            self.take(path[-1])
-        return path
+        return self.played(self.good_move, self.board.turns)
+
+    def good_move(self) -> str:
+        assert self.board.move is not None
+        with self.asked():
+            place = self.board.move(self.env, self.agent)
+        return self.board.names(self.env, self.agent, [place])[0]
 
     def asked(self) -> Any:
         """The package's own generators, and of go the size of this episode's board, which it keeps in its module."""
@@ -58,8 +58,7 @@ class PettingZooGame(Game):
     def legal(self) -> list[int]:
         """Moves of the player whose turn it is."""
         with self.asked():
-            mask = self.env.observe(self.env.agent_selection)["action_mask"]
-        return [place for place, is_legal in enumerate(mask) if is_legal]
+            return legal_moves(self.env, self.env.agent_selection)
 
     def actions(self) -> list[str]:
         return [] if self.is_over else self.board.names(self.env, self.agent, self.legal())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 SYMBOLS = ".XO"
+COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"  # of go, which leaves out the I
 
 
 class Board(NamedTuple):
@@ -30,6 +31,10 @@ def planes(env: Any, agent: str) -> Any:
     """The board of an observation whose last axis is (own pieces, the opponent's): 0 free, 1 own, 2 the opponent's."""
     seen = env.observe(agent)["observation"]
     return seen[..., 0] + 2 * seen[..., 1]
+
+
+def legal_moves(env: Any, agent: str) -> list[int]:
+    return [place for place, is_legal in enumerate(env.observe(agent)["action_mask"]) if is_legal]
 
 
 def rows(cells: Any) -> str:
@@ -61,7 +66,7 @@ def chess_names(env: Any, agent: str, legal: Sequence[int]) -> list[str]:
 
 def chess_move(env: Any, agent: str) -> int:
     """Mate where there is one. Otherwise what wins most before the best capture that answers it, and leaves few answers."""
-    legal = [place for place, is_legal in enumerate(env.observe(agent)["action_mask"]) if is_legal]
+    legal = legal_moves(env, agent)
     moves = chess_names(env, agent, legal)
     return max(zip(legal, moves, strict=True), key=lambda each: chess_value(env.board, each[1]))[0]
 
@@ -96,18 +101,17 @@ def chess_value(board: Any, uci: str) -> float:
 def go_board(env: Any, agent: str) -> str:
     size = env._N
     own = 1 if agent == env.possible_agents[0] else -1
-    letters = "ABCDEFGHJKLMNOPQRSTUVWXYZ"[:size]
     last = env._go.recent[-1].move if env._go.recent else None
     news = f" The last move was {go_name(last, size)}." if env._go.recent else ""
     lines = [
         f"{size - row:2d} " + " ".join(SYMBOLS[int(cell * own)] for cell in cells)
         for row, cells in enumerate(env._go.board)
     ]
-    return "\n".join([f"You are X.{news}", *lines, "   " + " ".join(letters)])
+    return "\n".join([f"You are X.{news}", *lines, "   " + " ".join(COLUMNS[:size])])
 
 
 def go_name(place: tuple[int, int] | None, size: int) -> str:
-    return "pass" if place is None else f"{'ABCDEFGHJKLMNOPQRSTUVWXYZ'[place[1]]}{size - place[0]}"
+    return "pass" if place is None else f"{COLUMNS[place[1]]}{size - place[0]}"
 
 
 def go_names(env: Any, agent: str, legal: Sequence[int]) -> list[str]:
@@ -135,7 +139,7 @@ def go_move(env: Any, agent: str) -> int:
         captured = own * (after.board.sum() - position.board.sum()) - 1
         return float(own * after.score() + captured - sum(abs(2 * each - size + 1) for each in at) / 100)
 
-    legal = [place for place, is_legal in enumerate(env.observe(agent)["action_mask"][:-1]) if is_legal]
+    legal = (place for place in legal_moves(env, agent) if place != size * size)
     open_places = [place for place in legal if go_base.is_eyeish(position.board, divmod(place, size)) != own]
     return max(open_places, key=value) if open_places else int(size * size)
 

@@ -12,13 +12,12 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, words
-from environments.bridges.packages import check_versions
+from environments.bridges.packaged import Packaged
 
 SYSTEM = "Answer the question with the final answer alone."
 SIZE = 100_000  # questions of each level
@@ -91,21 +90,14 @@ def answer_of(text: str) -> str:
     return (tagged[-1] if tagged else text).strip()[:LONGEST]
 
 
-class ReasoningGym(Env):
+class ReasoningGym(Packaged):
     """One question. Subclasses, which `make` makes, name the data set."""
 
     max_turns = 1
     sources = ("level", "index")
     openings_repeat = True  # questions of a template differ in few words; the whole question decides the split
-    secret: ClassVar[tuple[str, ...]] = ()
-    task: ClassVar[str]
     name: ClassVar[str]
     levels: ClassVar[int]
-
-    @classmethod
-    def load(cls, folder: Path) -> None:
-        """The package makes the questions; the folder says of which version."""
-        check_versions(cls.task, folder)
 
     @classmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:

@@ -16,16 +16,15 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from environments import base
-from environments.base import Component, Env, Message, Scenario, Split, tool
-from environments.bridges.packages import check_versions
+from environments.base import Component, Message, Scenario, Split, tool
+from environments.bridges.packaged import Packaged
 
 SEEDS = 100_000
 SCANNED = 50  # openings that are looked at for each scenario wanted, before there are too few
@@ -61,6 +60,14 @@ class Game(ABC):
         """The actions that can be taken; empty where any text is one."""
         return []
 
+    def played(self, choose: Callable[[], str], turns: int) -> list[str]:
+        """The actions of a rule for the next one, which plays this episode."""
+        path: list[str] = []
+        while not self.is_over and len(path) < turns:
+            path.append(choose())
+            self.take(path[-1])
+        return path
+
     def solution(self) -> list[str] | None:
         """Actions that win from the opening, for the gold player, where the adapter knows them; None: search for them."""
         return None
@@ -71,16 +78,13 @@ class Ending(NamedTuple):
 
     score: float
     is_won: bool
-    is_over: bool
 
 
-class Stepped(Env):
+class Stepped(Packaged):
     """An episode of a package's environment. Adapters set `task` and `open`."""
 
-    task: ClassVar[str]  # such as gymnasium:Taxi-v4
     sources = ("seed",)
     openings_repeat = True
-    secret: ClassVar[tuple[str, ...]] = ()
     max_turns = 30
 
     @classmethod
@@ -92,11 +96,6 @@ class Stepped(Env):
         super().__init__(scenario, data)
         self.game = self.open(scenario.data["seed"])
         self._solution: list[str] | None = None
-
-    @classmethod
-    def load(cls, folder: Path) -> None:
-        """The package makes the scenarios; the folder says of which version."""
-        check_versions(cls.task, folder)
 
     @classmethod
     def scenarios(cls, data: Any, split: Split, count: int, seed: int) -> list[Scenario]:
@@ -206,7 +205,7 @@ def replayed(env: type[Stepped], seed: int, actions: tuple[str, ...]) -> Ending:
             take(game, action)
         except Refused:
             continue
-    return Ending(min(1.0, max(-1.0, game.score)), game.is_won, game.is_over)
+    return Ending(min(1.0, max(-1.0, game.score)), game.is_won)
 
 
 @lru_cache(maxsize=1024)

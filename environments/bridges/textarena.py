@@ -75,12 +75,8 @@ class TextArenaGame(Game):
         """By `SOLVED`, or by a rule for the next action, which plays this episode."""
         if solve := SOLVED.get(self.family):
             return solve(self.inner)
-        path: list[str] = []
-        if choose := POLICIES.get(self.family):
-            while not self.is_over and len(path) < TURNS:
-                path.append(choose(self.inner))
-                self.take(path[-1])
-        return path
+        choose = POLICIES.get(self.family)
+        return self.played(lambda: choose(self.inner), TURNS) if choose else []
 
 
 def make(name: str) -> type[Stepped]:

@@ -168,9 +168,8 @@ def moves(line: Sequence[int]) -> bool:
     return list(line[: len(tiles)]) != tiles or any(first == second for first, second in pairwise(tiles))
 
 
-def stand_at_17(env: Any) -> str:
-    hand = env.state.game_state["player_hand"]
-    return "[Hit]" if env._hand_score(hand) < 17 else "[Stand]"
-
-
-POLICIES: dict[str, Callable[[Any], str]] = {"Minesweeper": safe_cell, "2048": slide, "Blackjack": stand_at_17}
+POLICIES: dict[str, Callable[[Any], str]] = {
+    "Minesweeper": safe_cell,
+    "2048": slide,
+    "Blackjack": lambda env: "[Hit]" if env._hand_score(env.state.game_state["player_hand"]) < 17 else "[Stand]",
+}

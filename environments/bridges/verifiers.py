@@ -10,7 +10,6 @@ question decides the split. Left out: pictures, rewards that compare attempts, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -18,7 +17,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Message, Outcome, Scenario, Split
-from environments.bridges.apart import SECONDS, child_of
+from environments.bridges.apart import SECONDS, child_of, key_of
 from environments.bridges.apart_env import Apart
 from environments.bridges.packages import options_of
 
@@ -87,21 +86,12 @@ def row_of(key: tuple[str, str, str], name: str, place: int) -> dict[str, Any]:
 
 def make(name: str) -> type[Apart]:
     """The task of an environment. TaskProblem where there is none of this name, or no interpreter."""
-    bare, options = options_of(name)
-    least = options.pop("success", None)
-    key = ("verifiers", bare, json.dumps(options, sort_keys=True))
+    key, least = key_of("verifiers", *options_of(name))
     facts = child_of(*key).facts
     attributes: dict[str, Any] = {
         "task": f"verifiers:{name}",
         "key": key,
         "max_turns": facts["max_turns"] if facts["max_turns"] > 0 else TURNS,
-        "threshold": float(least) if least is not None else SHARE * facts["best"],
+        "threshold": least if least is not None else SHARE * facts["best"],
     }
     return type("Verifiers_", (Verifiers,), attributes)
-
-
-def versions(name: str) -> dict[str, str]:
-    """The version of the package, and a hash of the environment's code."""
-    bare, options = options_of(name)
-    options.pop("success", None)
-    return dict(child_of("verifiers", bare, json.dumps(options, sort_keys=True)).facts["versions"])

@@ -6,7 +6,6 @@ FLYWHEEL_GATEWAY_KEY. It ends with the stage.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.link import LONGEST
 from steps.core.errors import UserError, explain
+from steps.core.terminal import command_parser
 from steps.kit.sockets import listen
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     import uvicorn
 
     from addons.agents.gateway.batch import Batch
-    from addons.agents.gateway.heads import LimitedProtocol
     from addons.agents.gateway.plan import Chats, Plan
-    from addons.agents.gateway.server import Server
+    from addons.agents.gateway.server import LimitedProtocol, Server
     from steps.core.params import Policy
 
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
@@ -97,7 +96,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
             if ended is not None:
                 ended.wake()  # the clients that wait for its episodes
             send({"listening": listener.getsockname()[:2]})
-            server.batch.start()
+            server.batch.tell_end()
         elif server.batch is not None:
             server.batch.failed(message.get("failed", ()))
             server.batch.sampled(message.get("sampled", ()))
@@ -114,9 +113,7 @@ async def sweep(server: Server) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m addons.agents.gateway", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("addons.agents.gateway", __doc__)
     parser.add_argument("--socket", type=Path, required=True, help="where the stage listens")
     options = parser.parse_args()
     try:

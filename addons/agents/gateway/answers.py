@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from addons.agents.gateway import replies, responses
 from addons.agents.gateway.calls import Asked, Call, Execution, Waiter, branch_name, recorded
@@ -20,7 +20,6 @@ from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.journal import Answer, Entry, Journal
 from addons.agents.gateway.leases import Leases
 from addons.agents.gateway.plan import Chats, Plan
-from addons.agents.gateway.rounds import SETTLE, Rounds
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
 from addons.agents.section import Agents
 from environments.kit.pictures import apart
@@ -31,7 +30,53 @@ if TYPE_CHECKING:
     from addons.agents.gateway.graph import Placement
 
 MAX_TURNS = "max_turns"
+# Seconds after a request before a round begins: agents that make calls side by side within an episode may find themselves in
+# one round or in two.
+SETTLE = 0.001
 AT_ONCE = 16_384  # letters of a prompt that are tokenised in the event loop, which takes some milliseconds
+
+
+class Rounds:
+    """The calls that wait, and those that are being sampled: when they are sampled, and in which order.
+
+    lockstep: once every episode under way waits for an answer (and no further episode could begin), all calls that wait are
+    sampled together, in the order of their episodes. What is in a batch, and with it how sums are rounded, then does not
+    depend on how fast agents, tools and the network are. A slow tool holds up the others.
+    free: each call is sampled at once, beside those that are being sampled.
+    """
+
+    def __init__(self, order: Literal["lockstep", "free"]) -> None:
+        self.order = order
+        self.waiting: list[tuple[Execution, Call]] = []
+        self.sampled: set[Call] = set()  # being sampled
+
+    def add(self, execution: Execution, call: Call) -> None:
+        self.waiting.append((execution, call))
+
+    def begin(self, under_way: Iterable[Execution], is_more_expected: bool) -> list[tuple[Execution, Call]]:
+        """The calls to sample now, in order; none where the round has to wait.
+
+        `under_way` are the executions that have not ended; `is_more_expected` says that further ones are about to begin.
+        """
+        if self.order == "lockstep":
+            asking = {execution.episode for execution, _ in self.waiting}
+            is_complete = all(execution.episode in asking for execution in under_way)
+            if self.sampled or is_more_expected or not is_complete:
+                return []
+        ready = sorted(self.waiting, key=lambda pair: (pair[0].place, pair[1].number))
+        self.waiting = []
+        self.sampled |= {call for _, call in ready}
+        return ready
+
+    def end(self, call: Call) -> None:
+        """A call was answered."""
+        self.sampled.discard(call)
+
+    def drop(self, execution: Execution) -> list[Call]:
+        """Forget the waiting calls of an execution that has ended, and return them."""
+        dropped = [call for other, call in self.waiting if other is execution]
+        self.waiting = [pair for pair in self.waiting if pair[0] is not execution]
+        return dropped
 
 
 class Answers:
@@ -44,9 +89,7 @@ class Answers:
         self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
         self.places = {name: place for place, name in enumerate(self.episodes)}
         self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
-        self.asked: dict[
-            int, tuple[Execution, Call, int]
-        ] = {}  # by number: what is being sampled, and which answer of it
+        self.asked: dict[int, tuple[Execution, Call, int]] = {}  # what is being sampled, and which answer of it
         self.number = 0
         self.ignored: Counter[str] = Counter()
         self.tokens = self.repeated = 0
@@ -198,15 +241,12 @@ class Answers:
             asyncio.get_running_loop().call_soon(self.pump)
 
     def _entry(self, execution: Execution, call: Call) -> Entry:
-        prompts = []
-        for placement in call.placements:
-            start = execution.graph.length(placement.parent) if placement.parent is not None else 0
-            prompts.append((placement.parent, placement.prompt_ids[start:]))
+        prompts = tuple((each.parent, each.prompt_ids[each.cached :]) for each in call.placements)
         answers = tuple(answer for answer in call.answers if answer is not None)
         return Entry(
             *(execution.episode, execution.lease, call.number, call.digest, call.asked.idempotency),
             *(call.asked.dialect, call.asked.body, secrets.token_hex(12), int(time.time()), self.plan.adapter),
-            *(answers, tuple(prompts)),
+            *(answers, prompts),
         )
 
     def _give(self, execution: Execution, call: Call, entry: Entry, chat: Chat) -> None:
@@ -217,8 +257,7 @@ class Answers:
         ]
         for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
             execution.graph.add(placement, call.request, chat, answer, choice.message)
-        cached = sum(placement.cached for placement in call.placements[:1])
-        call.reply.set_result(replies.reply(entry, call, parsed, cached))
+        call.reply.set_result(replies.reply(entry, call, parsed))
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""

@@ -141,16 +141,13 @@ class Batch(Answers):
                 call.reply.set_exception(BadRequest("this execution of the episode is over"))
                 call.reply.exception()  # nobody may wait for it
         ended, whole = self.leases.count_ended(), len(self.episodes)
-        self.send({"progress": [ended, whole, self._note()]})
-        self._finish_batch()
+        self.send({"progress": [ended, whole, f"episodes, {self._rate(time.monotonic()):.0f} tokens/s"]})
+        self.tell_end()
         self.wake()
         self.pump()
 
-    def start(self) -> None:
-        """The stage listens: say so where everything had ended before."""
-        self._finish_batch()
-
-    def _finish_batch(self) -> None:
+    def tell_end(self) -> None:
+        """Tell the stage, once, that every episode has ended, where that is so."""
         if self.leases.count_ended() == len(self.episodes) and not self.is_finished:
             self.is_finished = True
             self._note_delivered()
@@ -172,19 +169,13 @@ class Batch(Answers):
         for entry in shown["under_way"]:
             execution = self.executions.get(entry["episode"])
             entry["calls"] = len(execution.calls) + (execution.unread or 0) if execution else 0
-        rate = self.tokens / max(now - self.began, 1e-3)
         counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
-        return (
-            {"batch": self.plan.adapter, "task": self.plan.task, "order": self.plan.order}
-            | shown
-            | counts
-            | {"tokens_per_second": round(rate, 1)}
-        )
+        named = {"batch": self.plan.adapter, "task": self.plan.task, "order": self.plan.order}
+        return named | shown | counts | {"tokens_per_second": round(self._rate(now), 1)}
 
-    def _note(self) -> str:
-        """What stands beside the progress."""
-        seconds = max(time.monotonic() - self.began, 1e-3)
-        return f"episodes, {self.tokens / seconds:.0f} tokens/s"
+    def _rate(self, now: float) -> float:
+        """Tokens a second since the batch began."""
+        return self.tokens / max(now - self.began, 1e-3)
 
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:

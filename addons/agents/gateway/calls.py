@@ -111,14 +111,14 @@ class Execution:
 
     async def find(self, asked: Asked, digest: str) -> Call | None:
         """The call that this request asks again; None for a new one. BadRequest where a key comes with another body."""
+        same = [call for call in self.calls if call.digest == digest]
         if asked.idempotency is not None:
             same_key = [call for call in self.calls if call.asked.idempotency == asked.idempotency]
             if same_key and same_key[-1].digest != digest:
                 raise BadRequest("this idempotency key was used with another request", code="idempotency_error")
             if same_key:
                 return same_key[-1]
-        same = [call for call in self.calls if call.digest == digest]
-        if asked.idempotency is not None:  # a key of its own makes a call of its own
+            # A key of its own makes a call of its own.
             same = [call for call in same if call.asked.idempotency is None and asked.is_retry]
         missed = [call for call in same if not (call.is_delivered and (call.is_confirmed or asked.is_retry is False))]
         for call in missed:

@@ -11,7 +11,7 @@ from typing import Any
 
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
+from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system
 
@@ -30,8 +30,6 @@ KNOWN = {
     *"top_logprobs modalities parallel_tool_calls".split(),
 }
 
-error = sse.openai_error
-
 
 def parse(body: Any) -> Request:
     """A request's body. BadRequest names the field that is wrong and the reason."""
@@ -42,12 +40,12 @@ def parse(body: Any) -> Request:
     return Request(
         messages=_messages(fields.get("messages")),
         tools=tools,
-        tool_choice=_tool_choice(fields.get("tool_choice", "auto"), tools),
+        tool_choice=tool_choice(fields.get("tool_choice", "auto"), tools, "function"),
         n=read.integer(fields.get("n", 1), "n", 1, read.MOST_ANSWERS),
         max_tokens=read.limit(fields, "max_completion_tokens", "max_tokens"),
         stop=read.stops(fields, "stop"),
         seed=read.integer(fields["seed"], "seed", -(2**63), 2**63 - 1) if "seed" in fields else None,
-        schema=_schema(read.mapping(fields.get("response_format", {"type": "text"}), "response_format")),
+        schema=schema(fields.get("response_format"), "response_format", "json_schema"),
         top_logprobs=_top_logprobs(fields),
         one_call=not read.boolean(fields.get("parallel_tool_calls", True), "parallel_tool_calls"),
         ignored=(*read.ignored(fields, KNOWN), *left_out),
@@ -94,16 +92,16 @@ def _assistant(fields: dict[str, Any], path: str) -> Message:
         if fields.get(name):
             raise BadRequest(f"{path}.{name} cannot be read; calls stand in tool_calls", f"{path}.{name}")
     content = read.joined(fields.get("content"), f"{path}.content", ("text", "refusal"))
-    message: Message = {"role": "assistant", "content": content}
+    reasoning = ""
     for name in ("reasoning_content", "reasoning"):
-        if fields.get(name) is not None and read.string(fields[name], f"{path}.{name}"):
-            message["reasoning"] = fields[name]
+        if fields.get(name) is not None:
+            reasoning = read.string(fields[name], f"{path}.{name}") or reasoning
     given = fields.get("tool_calls")
     calls = [
         _call(call, f"{path}.tool_calls[{place}]")
         for place, call in enumerate(read.listing([] if given is None else given, f"{path}.tool_calls"))
     ]
-    return message | ({"tool_calls": calls} if calls else {})
+    return assistant(content, reasoning, calls)
 
 
 def _call(fields: Any, path: str) -> dict[str, Any]:
@@ -119,26 +117,29 @@ def _tool(fields: dict[str, Any], path: str) -> list[dict[str, Any]]:
     return [read.tool(read.mapping(fields.get("function"), f"{path}.function"), "parameters", f"{path}.function")]
 
 
-def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:
-    if isinstance(given, dict):
-        read.member(given.get("type"), "tool_choice.type", ("function",))
-        name = read.mapping(given.get("function"), "tool_choice.function").get("name")
-        given = read.string(name, "tool_choice.function.name")
-        if given in ("auto", "none", "required"):
-            raise BadRequest("tool_choice.function.name is not among the tools", "tool_choice.function.name")
-    else:
-        given = read.member(given, "tool_choice", ("auto", "none", "required"))
-    return read.chosen(given, tools, "tool_choice")
+def tool_choice(given: Any, tools: tuple[dict[str, Any], ...], outer: str = "") -> ToolChoice:
+    """A word, or an object that names the tool: itself, or in its field `outer`."""
+    if not isinstance(given, dict):
+        return read.chosen(read.member(given, "tool_choice", ("auto", "none", "required")), tools, "tool_choice")
+    read.member(given.get("type"), "tool_choice.type", ("function",))
+    if not outer:
+        return read.named_tool(given.get("name"), tools, "tool_choice.name", "tool_choice.name")
+    named = read.mapping(given.get(outer), f"tool_choice.{outer}").get("name")
+    return read.named_tool(named, tools, f"tool_choice.{outer}.name", "tool_choice")
 
 
-def _schema(form: dict[str, Any]) -> dict[str, Any] | None:
-    name = read.member(form.get("type"), "response_format.type", ("text", "json_object", "json_schema"))
-    if name == "text":
+def schema(given: Any, path: str, outer: str = "") -> dict[str, Any] | None:
+    """The JSON schema that the form of an answer asks for, in its field `outer` where it has one. None: any text."""
+    if given is None:
         return None
-    if name == "json_object":
-        return {"type": "object"}
-    path = "response_format.json_schema"
-    return read.plain_object(read.mapping(form.get("json_schema"), path).get("schema"), f"{path}.schema")
+    form = read.mapping(given, path)
+    kind = read.member(form.get("type"), f"{path}.type", ("text", "json_object", "json_schema"))
+    if kind != "json_schema":
+        return {"type": "object"} if kind == "json_object" else None
+    if outer:
+        path = f"{path}.{outer}"
+        form = read.mapping(form.get(outer), path)
+    return read.plain_object(form.get("schema"), f"{path}.schema")
 
 
 def _top_logprobs(fields: dict[str, Any]) -> int | None:
@@ -177,11 +178,6 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     if counted:
         yield sse.event(head | {"choices": [], "usage": usage(reply)})
     yield sse.DONE
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIError from it."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply, form: str) -> dict[str, Any]:

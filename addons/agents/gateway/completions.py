@@ -25,8 +25,6 @@ REFUSED = {
 MOST_LOGPROBS = 20
 KNOWN = {"prompt", "n", "max_tokens", "stop", "seed", "logprobs"}
 
-error = sse.openai_error
-
 
 def parse(body: Any) -> Request:
     """A request's body. BadRequest names the field that is wrong and the reason."""
@@ -57,12 +55,7 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
 
 def render(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
     """A finished answer as `openai.types.Completion`."""
-    choices = [
-        _choice(
-            index, choice.text, _ended(choice), _logprobs(choice.tokens) if body.get("logprobs") is not None else None
-        )
-        for index, choice in enumerate(reply.choices)
-    ]
+    choices = [_choice(index, choice.text, body, choice) for index, choice in enumerate(reply.choices)]
     return _head(reply) | {"choices": choices, "usage": usage(reply)}
 
 
@@ -71,29 +64,22 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     counted, head = wants_usage(body), _head(reply)
     for index, choice in enumerate(reply.choices):
         for piece in sse.pieces(choice.text):
-            yield sse.event(head | {"choices": [_choice(index, piece, None, None)]})
-        logprobs = _logprobs(choice.tokens) if body.get("logprobs") is not None else None
-        yield sse.event(head | {"choices": [_choice(index, "", _ended(choice), logprobs)]})
+            yield sse.event(head | {"choices": [_choice(index, piece, body)]})
+        yield sse.event(head | {"choices": [_choice(index, "", body, choice)]})
     if counted:
         yield sse.event(head | {"choices": [], "usage": usage(reply)})
     yield sse.DONE
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIError from it."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply) -> dict[str, Any]:
     return {"id": f"cmpl-{reply.id}", "object": "text_completion", "created": reply.created, "model": reply.model}
 
 
-def _ended(choice: Choice) -> str:
-    return "length" if choice.finish_reason == "length" else "stop"
-
-
-def _choice(index: int, text: str, ended: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": ended}
+def _choice(index: int, text: str, body: Mapping[str, Any], ended: Choice | None = None) -> dict[str, Any]:
+    """A piece of an answer; `ended` is the whole answer where the piece is its last."""
+    logprobs = _logprobs(ended.tokens) if ended is not None and body.get("logprobs") is not None else None
+    reason = None if ended is None else "length" if ended.finish_reason == "length" else "stop"
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ call before it, that tool_choice names one of the tools, and that a schema is on
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from addons.agents.gateway.fields import MOST_ANSWERS, MOST_STOPS, NAME
@@ -59,6 +60,10 @@ def part(name: str) -> Schema:
     return fields(f"type {field}", type=words(name), **{field: TEXT})
 
 
+# A JSON value, and an object of such values, without the character NUL, which files and databases refuse.
+REFERENCE: Schema = {"$ref": "#/components/schemas/Plain"}
+VALUE = one_of(PLAIN, *({"type": name} for name in ("number", "boolean", "null")), many(REFERENCE), OBJECT)
+VALUES = {"type": "object", "propertyNames": {"pattern": PLAIN["pattern"]}, "additionalProperties": REFERENCE}
 STOP = one_of(FILLED, many(FILLED, maxItems=MOST_STOPS))
 FUNCTION = fields("name", name=TOOL_NAME, description=PLAIN, parameters=OBJECT)
 ARGUMENTS = one_of(TEXT, OBJECT)
@@ -206,12 +211,6 @@ STATUSES = {
     413: "The body is too large.",
     503: "No batch is played now.",
 }
-EPISODE = {
-    "name": "episode",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-}
 
 
 def openapi() -> Schema:
@@ -225,21 +224,20 @@ def openapi() -> Schema:
         f"{v1}/messages/count_tokens": _post(
             "The tokens of a prompt, as Anthropic counts them", messages("messages"), "input_tokens", streams=False
         ),
-        f"{v1}/models": {
-            "get": _operation("The policy, as OpenAI and Anthropic list models", "data", (401,)),
-            "parameters": [EPISODE],
-        },
-        f"{v1}/models/{{model}}": {
-            "get": _operation("The policy, by any name", "id", (401,)),
-            "parameters": [EPISODE, EPISODE | {"name": "model"}],
-        },
+        f"{v1}/models": {"get": _operation("The policy, as OpenAI and Anthropic list models", "data", (401,))},
+        f"{v1}/models/{{model}}": {"get": _operation("The policy, by any name", "id", (401,))},
         f"{v1}/responses/{{response}}": {
-            "get": _operation("A response of this execution again", "id output usage", (401, 404)),
-            "parameters": [EPISODE, EPISODE | {"name": "response"}],
+            "get": _operation("A response of this execution again", "id output usage", (401, 404))
         },
         "/health": {"get": _operation("Whether the gateway runs", "status", ()) | {"security": []}},
         "/status": {"get": _operation("Clients, queue, episodes and speed, with the gateway's key", "", (401,))},
     }
+    for path, operations in paths.items():
+        if names := re.findall(r"{(\w+)}", path):
+            text = {"type": "string", "minLength": 1}
+            operations["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": text} for name in names
+            ]
     schemes = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -249,7 +247,7 @@ def openapi() -> Schema:
         "info": {"title": "agent-flywheel's gateway", "version": "1"},
         "paths": paths,
         "security": [{"bearer": []}, {"apiKey": []}],
-        "components": {"securitySchemes": schemes, "schemas": {"Plain": _plain(), "PlainObject": _plain_object()}},
+        "components": {"securitySchemes": schemes, "schemas": {"Plain": VALUE, "PlainObject": VALUES}},
     }
 
 
@@ -258,7 +256,7 @@ def _post(summary: str, body: Schema, answer: str, streams: bool = True) -> Sche
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if streams:
         operation["responses"]["200"]["content"]["text/event-stream"] = {}
-    return {"post": operation, "parameters": [EPISODE]}
+    return {"post": operation}
 
 
 def _operation(summary: str, answer: str, statuses: tuple[int, ...]) -> Schema:
@@ -269,14 +267,3 @@ def _operation(summary: str, answer: str, statuses: tuple[int, ...]) -> Schema:
 
 def _answer(text: str, schema: Schema) -> Schema:
     return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-
-def _plain() -> Schema:
-    """A JSON value without the character NUL, which files and databases refuse."""
-    simple = [{"type": name} for name in ("number", "boolean", "null")]
-    return one_of(PLAIN, *simple, many({"$ref": "#/components/schemas/Plain"}), OBJECT)
-
-
-def _plain_object() -> Schema:
-    value = {"$ref": "#/components/schemas/Plain"}
-    return {"type": "object", "propertyNames": {"pattern": "^[^\\u0000]*$"}, "additionalProperties": value}

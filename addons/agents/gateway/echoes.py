@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from addons.agents.gateway.types import assistant
 from environments.base import Message
 
 Calls = list[dict[str, Any]]
@@ -69,7 +70,7 @@ class Answers:
             while not part.results and place < len(messages) and _is_thought(messages[place]):
                 part = part._replace(reasoning=part.reasoning or messages[place].get("reasoning") or "")
                 place += 1
-            made += [_message(part), *part.results]
+            made += [assistant(part.words, part.reasoning, part.calls), *part.results]
         return made
 
     def _answer(self, messages: Sequence[Message], place: int) -> Part | None:
@@ -122,7 +123,7 @@ def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]
         if message["role"] != "assistant" or not most:
             return
         most -= 1
-        words += [str(message["content"])] if _words(message) else []
+        words += [str(message["content"])] if stripped(message.get("content")) else []
         calls = [*calls, *(message.get("tool_calls") or ())]
         reasoning = reasoning or message.get("reasoning") or ""
         end = next((far for far in range(at + 1, len(messages)) if messages[far]["role"] != "tool"), len(messages))
@@ -130,22 +131,13 @@ def _parts(messages: Sequence[Message], place: int, most: int) -> Iterator[Part]
         yield Part(end, "".join(words), calls, reasoning, behind, bool(results))
 
 
-def _message(part: Part) -> Message:
-    message: Message = {"role": "assistant", "content": part.words}
-    return (
-        message
-        | ({"reasoning": part.reasoning} if part.reasoning else {})
-        | ({"tool_calls": part.calls} if part.calls else {})
-    )
-
-
 def _is_thought(message: Message) -> bool:
     """Whether an assistant's message has no words and no calls: its reasoning came as a message of its own, or nothing."""
-    return message["role"] == "assistant" and not (_words(message) or message.get("tool_calls"))
+    return message["role"] == "assistant" and not (stripped(message.get("content")) or message.get("tool_calls"))
 
 
-def _words(message: Message) -> str:
-    return str(message.get("content") or "").strip()
+def stripped(text: Any) -> str:
+    return str(text or "").strip()
 
 
 def _names(calls: Sequence[dict[str, Any]]) -> list[str]:

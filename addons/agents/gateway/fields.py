@@ -10,11 +10,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from addons.agents.gateway.types import BadRequest, ToolChoice
 from environments.kit import pictures
 
+T = TypeVar("T")
 LEVELS = 64  # of a body
 ARGUMENT_LEVELS = 50  # of a call's arguments, as in environments.base.unwritable
 BITS = 1024  # of a whole number
@@ -56,9 +57,8 @@ def checked(body: Any, refused: Mapping[str, str]) -> dict[str, Any]:
     for name, reason in {**REFUSED, **refused}.items():
         if fields.get(name):
             raise BadRequest(f"{name} cannot be honoured: {reason}", name, "unsupported_parameter")
-    for name in ("model", "stream"):
-        if name in fields:
-            (string if name == "model" else boolean)(fields[name], name)
+    string(fields.get("model", ""), "model")
+    boolean(fields.get("stream", False), "stream")
     return fields
 
 
@@ -111,10 +111,20 @@ def _must(value: Any, path: str, what: str) -> BadRequest:
     return BadRequest(f"{path} must be {what}, not {kind(value)}", path)
 
 
-def string(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise _must(value, path, "a text")
-    return value
+def _reader(kind: type[T], what: str) -> Callable[[Any, str], T]:
+    """What reads a value of this type; BadRequest for another says that the field at the path must be `what`."""
+
+    def read(value: Any, path: str) -> T:
+        if not isinstance(value, kind):
+            raise _must(value, path, what)
+        return value
+
+    return read
+
+
+string, boolean = _reader(str, "a text"), _reader(bool, "true or false")
+mapping: Callable[[Any, str], dict[str, Any]] = _reader(dict, "an object")
+listing: Callable[[Any, str], list[Any]] = _reader(list, "a list")
 
 
 def plain(value: Any, path: str) -> str:
@@ -131,12 +141,6 @@ def filled(value: Any, path: str) -> str:
     return str(value)
 
 
-def boolean(value: Any, path: str) -> bool:
-    if not isinstance(value, bool):
-        raise _must(value, path, "true or false")
-    return value
-
-
 def integer(value: Any, path: str, low: int, high: int) -> int:
     """A whole number, which may be written with a fraction of zero, as in JSON Schema."""
     value = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -144,18 +148,6 @@ def integer(value: Any, path: str, low: int, high: int) -> int:
         raise _must(value, path, "a whole number")
     if not low <= value <= high:
         raise BadRequest(f"{path} must be from {low} to {high}", path)
-    return value
-
-
-def mapping(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _must(value, path, "an object")
-    return value
-
-
-def listing(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _must(value, path, "a list")
     return value
 
 
@@ -293,6 +285,13 @@ def distinct(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
             raise BadRequest(f"tools[{place}] has the name {name} of another tool", f"tools[{place}].name")
         named[name] = made
     return tuple(named.values())
+
+
+def named_tool(name: Any, tools: Collection[dict[str, Any]], path: str, shown: str) -> ToolChoice:
+    """The tool that a choice names at `path`; `shown` is the field that an error names where there is no such tool."""
+    if string(name, path) in ("auto", "none", "required"):
+        raise BadRequest(f"{path} is not among the tools", path)
+    return chosen(name, tools, shown)
 
 
 def chosen(choice: ToolChoice, tools: Collection[dict[str, Any]], path: str) -> ToolChoice:

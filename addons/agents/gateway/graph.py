@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.agents.gateway.causes import Conversation, cause, conversation
-from addons.agents.gateway.echoes import Answers
+from addons.agents.gateway.echoes import Answers, stripped
 from addons.agents.gateway.replies import grammar
 from addons.agents.gateway.types import BadRequest, Cause, Request
 from environments.base import Message
@@ -90,24 +90,20 @@ class Graph:
         parent = self._continued(shown, place + 1)
         is_stopped = parent is not None and not _has_stop(request.messages, self.nodes[parent].stop)
         parent = None if is_stopped else parent
+        new, before, pictures = shown.messages[place + 1 :], tuple[int, ...](), tuple[Shown, ...]()
+        reason: Cause = ""
         try:
-            before: tuple[int, ...] = () if parent is None else self._closed(parent, chat)
-            added = shown.messages if parent is None else shown.messages[place + 1 :]
             if parent is None:
-                prompt = chat.prompt(added, request.pictures)
+                new, prompt = (), chat.prompt(shown.messages, request.pictures)
+                depth = sum(key in self.answers for key in shown.loose)
             else:
-                suffix = chat.suffix_ids(added, self.nodes[parent].message)
-                prompt = chat.expanded(suffix, added, request.pictures, len(before))
+                node, before = self.nodes[parent], self._closed(parent, chat)
+                prompt = chat.expanded(chat.suffix_ids(new, node.message), new, request.pictures, len(before))
+                depth, pictures = node.placement.depth + 1, node.placement.pictures
+                reason = "json_rewritten" if shown.written[: place + 1] != node.whole.written else ""
         except ValueError as problem:
             raise BadRequest(str(problem), "messages") from None
-        ids, pictures = before + tuple(prompt.ids), filled(prompt.pictures, request.pictures)
-        if parent is not None:
-            pictures = self.nodes[parent].placement.pictures + pictures
-            depth = self.nodes[parent].placement.depth + 1
-            is_rewritten = shown.written[: place + 1] != self.nodes[parent].whole.written
-        else:
-            depth, is_rewritten = sum(key in self.answers for key in shown.loose), False
-        reason: Cause = "json_rewritten" if is_rewritten else ""
+        ids, pictures = before + tuple(prompt.ids), pictures + filled(prompt.pictures, request.pictures)
         count = self.prompts[ids, pictures]
         if count:
             reason = "retry"
@@ -116,7 +112,6 @@ class Graph:
         elif self.nodes and (parent is None or self.nodes[parent].children):
             reason = cause(shown, (node.whole for node in self.tips.values() if not node.placement.is_text))
             reason = reason or "sub_agent"
-        new = shown.messages[place + 1 :] if parent is not None else ()
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, pictures=pictures)
 
@@ -215,7 +210,7 @@ class Graph:
         fitting = [
             number
             for number in self.ends.get(shown.name(count), ())
-            if all(_words(text) == _words(self._reasoning(number, at)) for at, text in reasoning)
+            if all(stripped(text) == stripped(self._reasoning(number, at)) for at, text in reasoning)
         ]
         return max(fitting, key=lambda number: (not self.nodes[number].children, number), default=None)
 
@@ -230,40 +225,31 @@ class Graph:
 
     def _place_text(self, prompt: str | tuple[int, ...], chat: Chat) -> Placement:
         """Of a prompt without messages. It continues the longest node that it begins with."""
-
-        def text_of(ids: tuple[int, ...]) -> str:
-            return chat.text(ids)
-
-        text = prompt if isinstance(prompt, str) else text_of(prompt)
+        text = prompt if isinstance(prompt, str) else chat.text(prompt)
         parent, rest = None, prompt
         for number, node in enumerate(self.nodes):
             if not node.placement.is_text or node.answer is None:
                 continue
             before: Any = node.ids
             if isinstance(prompt, str):
-                before = node.placement.shown.opening + text_of(node.answer.completion_ids)
+                before = node.placement.shown.opening + chat.text(node.answer.completion_ids)
             if self.length(number) > self.length(parent) and prompt[: len(before)] == before:
                 parent, rest = number, prompt[len(before) :]
         added = tuple(chat.tokenizer.encode(rest, add_special_tokens=False)) if isinstance(rest, str) else rest
         ids = (self.nodes[parent].ids if parent is not None else ()) + added
         count = self.prompts[ids, ()]
         reason: Cause = "retry" if count else "plain_text"
-        if reason == "plain_text" and parent is not None and not self.nodes[parent].children:
-            reason = ""
-        depth = 0 if parent is None else self.nodes[parent].placement.depth + 1
+        depth, new = 0, tuple[Message, ...]()
         shown = conversation([{"role": "user", "content": text}], chat.tools_text)
-        new: tuple[Message, ...] = ()
         if parent is not None:
-            new = ({"role": "user", "content": rest if isinstance(rest, str) else text_of(added)},)
+            depth = self.nodes[parent].placement.depth + 1
+            reason = reason if count or self.nodes[parent].children else ""
+            new = ({"role": "user", "content": rest if isinstance(rest, str) else chat.text(added)},)
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, is_text=True)
 
 
 def _has_stop(messages: Sequence[Message], stop: str) -> bool:
     """Whether the last words of an assistant end with the stop text, as clients send it back that put it behind them."""
-    spoken = (_words(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
+    spoken = (stripped(message.get("content")) for message in reversed(messages) if message["role"] == "assistant")
     return not stop.strip() or next(filter(None, spoken), "").endswith(stop.strip())
-
-
-def _words(text: Any) -> str:
-    return str(text or "").strip()

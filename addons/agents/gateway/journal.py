@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -63,9 +63,7 @@ class Entry(NamedTuple):
     created: int  # Unix seconds
     adapter: str
     answers: tuple[Answer, ...]
-    prompts: tuple[
-        tuple[int | None, tuple[int, ...]], ...
-    ]  # of each answer: (parent, token ids behind those of the parent)
+    prompts: tuple[tuple[int | None, tuple[int, ...]], ...]  # of each answer: (parent, token ids behind the parent's)
     delivered: bool = False
 
 
@@ -177,10 +175,10 @@ class Journal:
         for number, name, lease, asked, digest, key, dialect, body, reply, created, adapter, delivered in rows:
             parts = self.database.execute("SELECT * FROM answers WHERE call = ? ORDER BY place", (number,)).fetchall()
             answers = tuple(
-                Answer(_read(completion), tuple(_floats(logprobs)), reason, _alternatives(top))
+                Answer(_read("i", completion), _read("d", logprobs), reason, _alternatives(top))
                 for _, _, _, _, completion, logprobs, top, reason in parts
             )
-            prompts = tuple((parent, _read(prompt)) for _, _, parent, prompt, *_ in parts)
+            prompts = tuple((parent, _read("i", prompt)) for _, _, parent, prompt, *_ in parts)
             request = (name, lease, asked, digest, key, dialect, _unpacked(body))
             entry = Entry(*request, reply, created, adapter, answers, prompts, bool(delivered))
             result.append((number, entry))
@@ -205,16 +203,9 @@ def _ids(ids: Iterable[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
-def _read(data: bytes) -> tuple[int, ...]:
-    ids = array("i")
-    ids.frombytes(data)
-    return tuple(ids)
-
-
-def _floats(data: bytes) -> array[float]:
-    numbers = array("d")
-    numbers.frombytes(data)
-    return numbers
+def _read(kind: Literal["i", "d"], data: bytes) -> tuple[Any, ...]:
+    """The numbers of an array of a kind, as the module array names it."""
+    return tuple(memoryview(data).cast(kind))
 
 
 def _alternatives(written: str | None) -> tuple[tuple[tuple[int, float], ...], ...]:

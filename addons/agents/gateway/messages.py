@@ -13,7 +13,7 @@ from typing import Any
 
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice
+from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice, assistant
 from environments.base import Message
 from environments.kit.pictures import with_pictures
 from steps.policy.rendering import with_one_system
@@ -131,8 +131,7 @@ def _assistant(content: Any, path: str) -> Message:
                 calls.append({"id": name, "type": "function", "function": function})
             case _:
                 texts.append(read.part_of(block, where, TEXT))
-    message: Message = {"role": "assistant", "content": "\n".join(texts)}
-    return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+    return assistant("\n".join(texts), reasoning, calls)
 
 
 def _tool(fields: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -147,10 +146,7 @@ def _tool_choice(given: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> To
     name = read.member(given.get("type"), "tool_choice.type", ("auto", "any", "tool", "none"))
     if name != "tool":
         return read.chosen("required" if name == "any" else name, tools, "tool_choice")
-    named = read.string(given.get("name"), "tool_choice.name")
-    if named in ("auto", "none", "required"):
-        raise BadRequest("tool_choice.name is not among the tools", "tool_choice.name")
-    return read.chosen(named, tools, "tool_choice.name")
+    return read.named_tool(given.get("name"), tools, "tool_choice.name", "tool_choice.name")
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -203,11 +199,6 @@ def error(problem: BadRequest, status: int) -> dict[str, Any]:
     """An error as Anthropic writes it."""
     name = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": name, "message": problem.message}}
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun; the official client raises APIStatusError from it."""
-    return sse.event(error(problem, status), "error")
 
 
 def _head(reply: Reply) -> dict[str, Any]:

@@ -11,6 +11,7 @@ batch is played from again; otherwise it is deleted when the trajectories are ma
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -28,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.__main__ import KEY, LISTEN
 from addons.agents.gateway.causes import sentence
+from addons.agents.gateway.journal import Journal
 from addons.agents.gateway.link import StageEnd
 from addons.agents.gateway.plan import Plan
 from addons.agents.section import Agents
 from steps.core.cores import allowed_cores, use_allowed_cores
 from steps.core.errors import UserError
+from steps.core.files import write_text
 from steps.core.pictures import Shown
 from steps.core.progress import progress, say
 from steps.kit.process import end, end_with_parent, start
@@ -84,7 +87,8 @@ class Gateway:
             if message is not None and "listening" in message:
                 host, port = message["listening"]
                 self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                self._tell_viewer()
+                shown = json.dumps({"url": f"http://{self.address}", "key": self.key})
+                write_text(ADDRESS, shown, lasting=False, private=True)
                 return
             self.stop_gateway()
         raise UserError(f"the gateway ended {TRIES} times before it began: {tail(LOG) or f'see {LOG}'}")
@@ -103,14 +107,6 @@ class Gateway:
             if time.monotonic() > until:
                 raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
         return True
-
-    def _tell_viewer(self) -> None:
-        """Say where the gateway is, to addons/agents/viewer_page.py."""
-        text = json.dumps({"url": f"http://{self.address}", "key": self.key})
-        new = ADDRESS.with_suffix(".new")
-        new.touch(mode=0o600)
-        new.write_text(text)
-        new.replace(ADDRESS)
 
     def keep_clients(self, task: str, agents: Agents) -> None:
         """Start the clients that are missing; those of another task or capacity end."""
@@ -183,10 +179,12 @@ def play_shard(job: Job) -> list[Trajectory]:
     folder = JOURNALS / identity
     plan = plan._replace(journal=os.fspath((folder / "journal.sqlite").absolute()))
     if folder.exists():
-        again = "plays the batch again from it" if (folder / "whole").exists() else "goes on with it"
+        is_whole = (folder / "whole").exists()
+        again = "plays the batch again from it" if is_whole else "goes on with it"
         say(f"the journal of this batch is in {folder}: {again}")
-        if (folder / "whole").exists():
-            replay(folder)
+        if is_whole:  # the agents run, and get the journal's answers to what they asked before
+            with contextlib.closing(Journal(Path(plan.journal))) as journal:
+                journal.reopen()
     else:
         forget_old(folder.parent)
     sample(engines(policy).turns(job, chat.end), plan, agents)
@@ -203,12 +201,10 @@ def play_shard(job: Job) -> list[Trajectory]:
 
 def trajectories(path: Path, names: Sequence[str]) -> list[Trajectory]:
     """What the journal has of these episodes, in their order."""
-    from addons.agents.gateway.journal import Journal
     from steps.core.records import Trajectory
 
-    journal = Journal(path)
-    played = {name: Trajectory.model_validate(written) for name, written in journal.trajectories()}
-    journal.close()
+    with contextlib.closing(Journal(path)) as journal:
+        played = {name: Trajectory.model_validate(written) for name, written in journal.trajectories()}
     return [played[name] for name in names]
 
 
@@ -230,7 +226,8 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
             gateway.keep_clients(plan.task, agents)
         for message in messages(gateway, 0.0 if sampler.pending else 0.25):
             if message is None:  # the gateway has gone
-                drain(sampler)
+                while sampler.pending:  # let the engine finish what nobody waits for any more
+                    sampler.step()
                 starts += 1
                 if starts > STARTS:
                     raise UserError(f"the gateway ended {STARTS} times: {tail(LOG)}")
@@ -286,21 +283,6 @@ def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None
             yield gateway.end.inbox.get_nowait()
     except queue.Empty:
         return
-
-
-def drain(sampler: CallSampler) -> None:
-    """Let the engine finish what nobody waits for any more."""
-    while sampler.pending:
-        sampler.step()
-
-
-def replay(folder: Path) -> None:
-    """Have the whole batch played again: the agents run, and get the journal's answers to what they asked before."""
-    from addons.agents.gateway.journal import Journal
-
-    journal = Journal(folder / "journal.sqlite")
-    journal.reopen()
-    journal.close()
 
 
 def forget_old(folder: Path) -> None:

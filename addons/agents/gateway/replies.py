@@ -102,17 +102,13 @@ def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
     logprobs = answer.logprobs or tuple(
         dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
     )
-
-    def text(token: int) -> str:
-        return chat.text([token])
-
     return tuple(
-        Token(text(token), token, logprob, tuple((text(other), nats) for other, nats in place))
+        Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place))
         for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
     )
 
 
-def reply(entry: Entry, call: Call, choices: Sequence[Choice], cached: int) -> Reply:
+def reply(entry: Entry, call: Call, choices: Sequence[Choice]) -> Reply:
     """What the gateway answers to a recorded call."""
-    length = len(call.placements[0].prompt_ids)
-    return Reply(entry.reply, entry.created, MODEL, tuple(choices), length, cached)
+    first = call.placements[0]
+    return Reply(entry.reply, entry.created, MODEL, tuple(choices), len(first.prompt_ids), first.cached)

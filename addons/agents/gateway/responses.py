@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.responses_reply import error as error
-from addons.agents.gateway.responses_reply import error_event as error_event
+from addons.agents.gateway.chat import schema, tool_choice
 from addons.agents.gateway.responses_reply import events as events
 from addons.agents.gateway.responses_reply import render as render
 from addons.agents.gateway.responses_reply import shown_names
-from addons.agents.gateway.types import BadRequest, Reply, Request, ToolChoice
+from addons.agents.gateway.types import BadRequest, Reply, Request, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system
 
@@ -40,7 +39,7 @@ ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9A-Za-z]+)(?:_\d+)?")  # as addons/agen
 LOGPROBS = "message.output_text.logprobs"
 
 
-def parse(body: Any, earlier: History | None = None) -> Request:
+def parse(body: Any, earlier: Recorded | None = None) -> Request:
     """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
     fields = read.checked(body, REFUSED)
     tools, left_out = read.tools(fields.get("tools", []), partial(_tools, named=shown_names(fields)))
@@ -52,27 +51,17 @@ def parse(body: Any, earlier: History | None = None) -> Request:
     return Request(
         messages=with_one_system(messages),
         tools=tools,
-        tool_choice=_tool_choice(fields.get("tool_choice", "auto"), tools),
+        tool_choice=tool_choice(fields.get("tool_choice", "auto"), tools),
         max_tokens=read.limit(fields, "max_output_tokens"),
         stop=read.stops(fields, "stop"),
-        schema=_schema(read.mapping(fields.get("text", {}), "text")),
+        schema=schema(read.mapping(fields.get("text", {}), "text").get("format"), "text.format"),
         top_logprobs=_top_logprobs(fields),
         one_call=not read.boolean(fields.get("parallel_tool_calls", True), "parallel_tool_calls"),
         ignored=(*read.ignored(fields, KNOWN), *left_out),
     )
 
 
-class History(Protocol):
-    """The responses of an episode before a request."""
-
-    def response(self, name: str) -> tuple[Items, Items] | None:
-        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
-
-    def item(self, name: str) -> dict[str, Any] | None:
-        """An item of the output of one of them, by its id."""
-
-
-def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
+def items(body: Mapping[str, Any], earlier: Recorded | None = None) -> Items:
     """The whole input of a request as items: those of the previous response, what it answered, and those of the body.
 
     They and the response's output are the history of a later request that names this response.
@@ -94,7 +83,7 @@ def items(body: Mapping[str, Any], earlier: History | None = None) -> Items:
     return [*before, *own]
 
 
-def _resolved(item: dict[str, Any], path: str, earlier: History | None) -> dict[str, Any]:
+def _resolved(item: dict[str, Any], path: str, earlier: Recorded | None) -> dict[str, Any]:
     """An item, or the one of an earlier response that it refers to."""
     if item.get("type") != "item_reference":
         return item
@@ -106,7 +95,7 @@ def _resolved(item: dict[str, Any], path: str, earlier: History | None) -> dict[
 
 
 class Recorded:
-    """The earlier responses of an episode, of the bodies and replies of its calls in their order: a History."""
+    """The earlier responses of an episode, of the bodies and replies of its calls in their order."""
 
     def __init__(self, calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> None:
         self.calls = calls
@@ -122,10 +111,12 @@ class Recorded:
             self.responses[f"resp_{reply.id}"] = items(body, self), output
 
     def response(self, name: str) -> tuple[Items, Items] | None:
+        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
         self._read()
         return self.responses.get(name)
 
     def item(self, name: str) -> dict[str, Any] | None:
+        """An item of the output of one of them, by its id."""
         self._read()
         return self.items.get(name)
 
@@ -168,12 +159,11 @@ def _response_of(item: Mapping[str, Any]) -> str | None:
 def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) -> tuple[Message, int]:
     """What an item says as a message, and where it stands in a turn of the assistant (0: it is not the assistant's)."""
     if kind == "reasoning":
-        reasoning = _reasoning(item, path)
-        return {"role": "assistant", "content": ""} | ({"reasoning": reasoning} if reasoning else {}), 1
+        return assistant("", _reasoning(item, path)), 1
     if kind == "function_call":
         function = read.function(item.get("name"), item.get("arguments"), path)
         call = {"id": read.filled(item.get("call_id"), f"{path}.call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}, 3
+        return assistant("", calls=[call]), 3
     if kind == "function_call_output":
         answered = read.answered(calls, item.get("call_id"), f"{path}.call_id")
         if item.get("output") is None:
@@ -230,26 +220,6 @@ def _tools(fields: dict[str, Any], path: str, named: Mapping[tuple[str, str], st
                 made.append(tool | {"function": tool["function"] | {"name": name}})
             return made
     return []
-
-
-def _tool_choice(given: Any, tools: tuple[dict[str, Any], ...]) -> ToolChoice:
-    if not isinstance(given, dict):
-        return read.chosen(read.member(given, "tool_choice", ("auto", "none", "required")), tools, "tool_choice")
-    read.member(given.get("type"), "tool_choice.type", ("function",))
-    name = read.string(given.get("name"), "tool_choice.name")
-    if name in ("auto", "none", "required"):
-        raise BadRequest("tool_choice.name is not among the tools", "tool_choice.name")
-    return read.chosen(name, tools, "tool_choice.name")
-
-
-def _schema(text: dict[str, Any]) -> dict[str, Any] | None:
-    if text.get("format") is None:
-        return None
-    form = read.mapping(text["format"], "text.format")
-    name = read.member(form.get("type"), "text.format.type", ("text", "json_object", "json_schema"))
-    if name == "json_schema":
-        return read.plain_object(form.get("schema"), "text.format.schema")
-    return {"type": "object"} if name == "json_object" else None
 
 
 def _top_logprobs(fields: dict[str, Any]) -> int | None:

@@ -11,16 +11,10 @@ from typing import Any
 
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
-from addons.agents.gateway.types import BadRequest, Reply
+from addons.agents.gateway.types import Reply
 
-ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "previous_response_id",
-    "top_logprobs",
-)  # in a response as in its request
-
-error = sse.openai_error
+# In a response as in its request.
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "top_logprobs")
 
 
 def render(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,12 +39,6 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
     """The same answer as a stream from response.created to response.completed or response.incomplete. It has no [DONE]."""
     for number, (name, data) in enumerate(_events(reply, body)):
         yield sse.event({"type": name, "sequence_number": number} | data, name)
-
-
-def error_event(problem: BadRequest, status: int) -> str:
-    """An error after the stream has begun. The official client raises APIError from the form of other errors, and not from
-    the event `error` that OpenAI describes, which it hands on."""
-    return sse.event(error(problem, status))
 
 
 def _head(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,9 +121,10 @@ def _events(reply: Reply, body: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
             done = place | {"name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", done
         elif item["type"] == "reasoning":
-            yield from _thought(item["summary"][0], place | {"summary_index": 0})
+            names = "reasoning_summary_part", "reasoning_summary_text"
+            yield from _text(item["summary"][0], place | {"summary_index": 0}, *names)
         else:
-            yield from _words(item["content"][0], place | {"content_index": 0})
+            yield from _text(item["content"][0], place | {"content_index": 0}, "content_part", "output_text")
         yield "response.output_item.done", {"output_index": index, "item": item}
     yield f"response.{final['status']}", {"response": final}
 
@@ -149,18 +138,14 @@ def _begun(item: dict[str, Any]) -> dict[str, Any]:
     return item | {"content": [], "status": "in_progress"}
 
 
-def _thought(part: dict[str, Any], place: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "response.reasoning_summary_part.added", place | {"part": part | {"text": ""}}
+def _text(
+    part: dict[str, Any], place: dict[str, Any], part_name: str, text_name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A text of an item. The logprobs of a message's text come with the whole of it at the end."""
+    logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    none = {"logprobs": list[Any]()} if logprobs else {}
+    yield f"response.{part_name}.added", place | {"part": part | {"text": ""} | none}
     for piece in sse.pieces(part["text"]):
-        yield "response.reasoning_summary_text.delta", place | {"delta": piece}
-    yield "response.reasoning_summary_text.done", place | {"text": part["text"]}
-    yield "response.reasoning_summary_part.done", place | {"part": part}
-
-
-def _words(part: dict[str, Any], place: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The text of a message. Its logprobs come with the whole of it at the end."""
-    yield "response.content_part.added", place | {"part": part | {"text": "", "logprobs": []}}
-    for piece in sse.pieces(part["text"]):
-        yield "response.output_text.delta", place | {"delta": piece, "logprobs": []}
-    yield "response.output_text.done", place | {"text": part["text"], "logprobs": part["logprobs"]}
-    yield "response.content_part.done", place | {"part": part}
+        yield f"response.{text_name}.delta", place | {"delta": piece} | none
+    yield f"response.{text_name}.done", place | {"text": part["text"]} | logprobs
+    yield f"response.{part_name}.done", place | {"part": part}

@@ -22,8 +22,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from addons.agents.gateway import description
+from addons.agents.gateway import events as sse
 from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.calls import Asked, Call, Execution
 from addons.agents.gateway.dialects import DIALECTS, Dialect
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 HOSTS = "FLYWHEEL_GATEWAY_HOSTS"  # further names of this server, for clients elsewhere
 KEEP_ALIVE = 5.0  # seconds
+LARGEST_HEAD = 65_536  # bytes of a request's line and headers
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -72,14 +75,15 @@ class Server:
 
     # --- Calls of agents
 
-    def execution(self, request: Request) -> Execution:
-        """The execution whose key the request has. Status 401 for any other, which says nothing of whether it exists."""
-        execution = self.batch.executions.get(request.path_params["episode"]) if self.batch else None
-        if execution is None or not _has_key(request, execution.key):
+    def execution(self, request: Request) -> tuple[Batch, Execution]:
+        """The execution whose key the request has, with its batch. Status 401 for any other, which says nothing of whether
+        it exists."""
+        batch = self.batch
+        execution = batch.executions.get(request.path_params["episode"]) if batch else None
+        if batch is None or execution is None or not _has_key(request, execution.key):
             raise HTTPException(401, "this key is not that of a running execution of this episode")
-        assert self.batch is not None
-        self.batch.recall(execution)
-        return execution
+        batch.recall(execution)
+        return batch, execution
 
     def call(self, name: str) -> Handler:
         dialect = DIALECTS[name]
@@ -95,9 +99,7 @@ class Server:
         return handle
 
     async def answer(self, request: Request, name: str, dialect: Dialect) -> Response:
-        execution = self.execution(request)
-        batch = self.batch
-        assert batch is not None
+        batch, execution = self.execution(request)
         retries = request.headers.get("x-stainless-retry-count")
         is_retry = None if not retries else retries != "0"
         try:
@@ -122,10 +124,8 @@ class Server:
 
     async def stream(self, batch: Batch, call: Call, dialect: Dialect, body: dict[str, Any]) -> AsyncIterator[str]:
         """Server-sent events of an answer."""
-        while not call.is_answered:
-            await asyncio.wait([call.reply], timeout=KEEP_ALIVE)
-            if not call.is_answered:
-                yield ": sampling\n\n"
+        while not (await asyncio.wait([call.reply], timeout=KEEP_ALIVE))[0]:
+            yield sse.KEEP_ALIVE
         try:
             reply: Reply = call.reply.result()
         except BadRequest as problem:
@@ -137,11 +137,10 @@ class Server:
 
     async def count_tokens(self, request: Request) -> Response:
         """Anthropic's count of a prompt's tokens."""
-        execution = self.execution(request)
-        assert self.batch is not None
+        batch, execution = self.execution(request)
         try:
-            body = {"max_tokens": 1} | await read_body(request, self.batch.chats.most_body)
-            return JSONResponse({"input_tokens": await self.batch.count(execution, Asked("messages", body))})
+            body = {"max_tokens": 1} | await read_body(request, batch.chats.most_body)
+            return JSONResponse({"input_tokens": await batch.count(execution, Asked("messages", body))})
         except BadRequest as problem:
             return JSONResponse(DIALECTS["messages"].error(problem, 400), 400)
 
@@ -157,7 +156,7 @@ class Server:
     async def response(self, request: Request) -> Response:
         """A response of this execution, as it was answered."""
         name = request.path_params["response"]
-        for call in self.execution(request).calls:
+        for call in self.execution(request)[1].calls:
             if call.asked.dialect == "responses" and call.has_answer and f"resp_{call.reply.result().id}" == name:
                 return JSONResponse(DIALECTS["responses"].render(call.reply.result(), call.asked.body))
         raise HTTPException(404, f"{name[:80]!r} is no response of this episode")
@@ -193,16 +192,13 @@ class Server:
             except (KeyError, TypeError, ValueError) as problem:
                 reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
                 raise HTTPException(400, f"the body does not fit: {reason}") from None
+            except LookupError as problem:  # a client of another task
+                raise HTTPException(409, str(problem)) from None
 
         return checked
 
     async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        try:
-            return JSONResponse(batch.register(body, time.monotonic()))
-        except LookupError as problem:
-            if isinstance(problem, KeyError):
-                raise
-            raise HTTPException(409, str(problem)) from None
+        return JSONResponse(batch.register(body, time.monotonic()))
 
     async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         batch.leave(request.path_params["client"])
@@ -210,12 +206,10 @@ class Server:
 
     async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
         """Episodes for a client; it waits for them as long as it says."""
-        client, until = request.path_params["client"], time.monotonic() + min(float(body.get("wait", 0)), 30.0)
-        self.refuse_stranger(batch, client)
-        batch.forget_missing(client, body, time.monotonic())
+        until = time.monotonic() + min(float(body.get("wait", 0)), 30.0)
+        batch.forget_missing(self.registered_client(batch, request), body, time.monotonic())
         while True:
-            self.refuse_stranger(batch, client)
-            given = batch.lease(client, body, time.monotonic())
+            given = batch.lease(self.registered_client(batch, request), body, time.monotonic())
             left = until - time.monotonic()
             if given or left <= 0 or self.batch is not batch:
                 return JSONResponse(given)
@@ -225,20 +219,20 @@ class Server:
                 return JSONResponse([])
 
     async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        client = request.path_params["client"]
-        self.refuse_stranger(batch, client)
-        return JSONResponse(batch.heartbeat(client, body, time.monotonic()))
+        return JSONResponse(batch.heartbeat(self.registered_client(batch, request), body, time.monotonic()))
 
     async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        self.refuse_stranger(batch, request.path_params["client"])
+        self.registered_client(batch, request)
         if not batch.report(body, time.monotonic()):
             raise HTTPException(409, "the episode is another client's by now, or has ended")
         return JSONResponse({})
 
     @staticmethod
-    def refuse_stranger(batch: Batch, client: str) -> None:
-        if not batch.leases.knows(client):
+    def registered_client(batch: Batch, request: Request) -> str:
+        """The client of a request. Status 404 for one that is not registered, or no longer."""
+        if not batch.leases.knows(client := request.path_params["client"]):
             raise HTTPException(404, "no such client: register (again)")
+        return str(client)
 
 
 class _Callers(guard.Middleware):
@@ -256,6 +250,36 @@ class _Callers(guard.Middleware):
             text = f"the gateway is not called {name or 'so'}: give its address, or list the name in {HOSTS}"
         error = {"message": text, "type": "invalid_request_error"}
         return JSONResponse({"error": error}, status) if status else None
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's fast parser, with a limit that it lacks: a caller needs no key to send a head. It answers 400 and closes the
+    connection where the line and headers of a request are larger than LARGEST_HEAD."""
+
+    is_in_head = False
+    size = 0  # bytes of the head so far: of its headers, or of packets that are of it alone
+
+    def data_received(self, data: bytes) -> None:
+        began_before = self.is_in_head
+        super().data_received(data)
+        if self.is_in_head and began_before and not self.transport.is_closing():
+            self.size += len(data)  # of a header that is not whole, too, which the parser keeps
+            if self.size > LARGEST_HEAD:
+                self.send_400_response(f"The headers are larger than {LARGEST_HEAD} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.is_in_head, self.size = True, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.size += len(name) + len(value)
+        if self.size > 2 * LARGEST_HEAD:  # many in one packet; the parser makes status 400 of the error
+            raise ValueError("the headers are too large")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> Any:
+        self.is_in_head = False
+        return super().on_headers_complete()
 
 
 async def read_body(request: Request, most: int = LARGEST) -> dict[str, Any]:

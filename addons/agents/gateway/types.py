@@ -7,7 +7,7 @@ the text of a message (environments/kit/pictures.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from environments.base import Message
@@ -44,22 +44,24 @@ class Request(NamedTuple):
     """What a client asks for."""
 
     messages: tuple[Message, ...] = ()
-    tools: tuple[
-        dict[str, Any], ...
-    ] = ()  # as OpenAI's chat completions have them: {"type": "function", "function": {…}}
+    tools: tuple[dict[str, Any], ...] = ()  # as chat completions have them: {"type": "function", "function": {…}}
     tool_choice: ToolChoice = "auto"
     prompt: str | tuple[int, ...] | None = None  # of `completions`, in place of messages: a text, or token ids
     n: int = 1  # answers
     max_tokens: int | None = None  # of an answer; None: the run's limit
     stop: tuple[str, ...] = ()
     seed: int | None = None  # mixed into the draws
-    schema: dict[str, Any] | None = (
-        None  # a JSON schema that the answer's text must fulfil; {"type": "object"}: any object
-    )
+    schema: dict[str, Any] | None = None  # JSON schema that the answer must fulfil; {"type": "object"}: any object
     one_call: bool = False  # the answer may have one call at most
     top_logprobs: int | None = None  # alternatives of each token that the answer names; None: no logprobs
     ignored: tuple[str, ...] = ()  # fields that the run decides and the client cannot: temperature, top_p, …
     pictures: Mapping[str, str] = {}  # base64 by SHA-256, of those that the messages name (`apart`)
+
+
+def assistant(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """An assistant's message; reasoning and calls stand in it where there are any."""
+    message: Message = {"role": "assistant", "content": content}
+    return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
 class Token(NamedTuple):

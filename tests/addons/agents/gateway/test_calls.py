@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from addons.agents.gateway.answers import Rounds
 from addons.agents.gateway.calls import Asked, Call, Execution, branch_name, recorded
 from addons.agents.gateway.graph import Placement
 from addons.agents.gateway.journal import Entry
-from addons.agents.gateway.rounds import Rounds
 from addons.agents.gateway.types import BadRequest, Cause, Reply, Request
 
 REPLY = Reply("id", 1, "policy", (), 3)
