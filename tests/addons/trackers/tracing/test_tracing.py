@@ -761,7 +761,9 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
         sender.iteration("key", run, "000", 1.0)
         for _ in range(8):
             sender.iteration("key", run, "001", 1.0)
-        assert time.perf_counter() - began < deliveries.ATTEMPTS * deliveries.PATIENCE  # of one iteration, where it hangs
+        assert (
+            time.perf_counter() - began < deliveries.ATTEMPTS * deliveries.PATIENCE
+        )  # of one iteration, where it hangs
         began = time.perf_counter()
         arrived = sender.finish("key", run, {"best": "001", "base": "000"}, {}, {}, (1.0, 2.0))
         waited = time.perf_counter() - began
