@@ -233,7 +233,7 @@ def test_dvc_says_up_to_date(project: Project) -> None:
 
 @pytest.mark.parametrize("is_trained", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(project: Project, is_trained: bool) -> None:
-    """By the rule's own opinion, told over HTTP: no group flips, and the updates are the rule's within rounding."""
+    """By the rule's own opinion, told over HTTP: no group flips, and the updates are the rule's, but for the KL term."""
     before, sampled = stamps(project.folder), lock(project.folder)
     with Server(Judge(ByRule("email_search", project.folder / "run/scenarios", -2.0, 2.0))) as server:
         score = {"judges": {"ruler": 1}, "ruler": {"endpoint": {"model": "m", "base_url": server.url}}}
@@ -259,7 +259,8 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
         )
         assert again["trained"] == first["trained"]
         assert again["sampler_kl"] == first["sampler_kl"]
-        assert again["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.05)
+        # Dr. GRPO does not divide by a deviation: scores from 0 to 1 weigh a quarter of the rule's from -2 to 2.
+        assert again["grad_norm"] == pytest.approx(first["grad_norm"] / 4, rel=0.1)
         assert (folder / number / "adapter" / "adapter_model.safetensors").exists()
     assert "tau +1.000" in process.stdout or "tau +0.99" in process.stdout
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)

@@ -57,11 +57,20 @@ def test_an_option_is_trls(against: against_trl.Side, batches: list[against_trl.
 
 @pytest.mark.nightly  # an hour
 @pytest.mark.timeout(9000)
-def test_options_are_trls_on_a_hundred_batches(against: against_trl.Side) -> None:
+def test_options_are_trls_on_a_hundred_batches(against: against_trl.Side, tmp_path: Path) -> None:
+    """In float32, and where that rounds by more than the limit, in float64."""
+    beyond = list[tuple[int, str]]()
     for seed in range(100):
         batch = against.batch(seed)
         for name, update in against_trl.options_of(seed):
-            assert against.compare(batch, update).gap < against_trl.LIMIT, (seed, name)
+            if against.compare(batch, update).gap >= against_trl.LIMIT:
+                beyond.append((seed, name))
+    assert len(beyond) <= 42  # of 4,200
+    with against_trl.wide():
+        exact = against_trl.Side(tiny.make_policy(tmp_path / "base"), tmp_path, double=True)
+        for seed, name in beyond:
+            update = dict(against_trl.options_of(seed))[name]
+            assert exact.compare(exact.batch(seed), update).gap < against_trl.LIMIT, (seed, name)
 
 
 @pytest.mark.parametrize("name", ["delta", "off-policy mask", "entropy quantile", "entropy bonus with dapo", "parts"])
