@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from packaging.requirements import InvalidRequirement, Requirement
 
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
@@ -115,13 +116,7 @@ def versions(where: Place) -> list[Finding]:
         text = f"{len(others)} packages have other versions than locked: {'; '.join(others[:5])}"
         findings.append(Finding(name, BAD, text, "rm -f .venv/.installed-* && make install"))
     lists = f"{' and '.join(locks)} {'has' if len(locks) == 1 else 'have'} them"
-    return findings or [
-        Finding(
-            name,
-            OK,
-            f"Python {python} and {len(wanted)} packages are as {lists}",
-        )
-    ]
+    return findings or [Finding(name, OK, f"Python {python} and {len(wanted)} packages are as {lists}")]
 
 
 # --- Ports
@@ -161,7 +156,7 @@ def ports(where: Place) -> list[Finding]:
             text = f"port {port} ({service}) is taken by the {service} of {process.folder}, process {process.pid}"
             findings.append(Finding("ports", WARN, text, cure))
             continue
-        owner = f"process {process.pid} ({process.command})" if process else "a process of another user"
+        owner = process.named if process else "a process of another user"
         findings.append(Finding("ports", BAD, f"port {port} ({service}) is taken by a stranger, {owner}", cure))
     return findings
 
@@ -188,8 +183,8 @@ def disk(where: Place) -> list[Finding]:
 
 def available_memory() -> tuple[int, int]:
     """(bytes that are available, bytes in all), within this process's control group."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    memory = psutil.virtual_memory()
+    available, total = memory.available, memory.total
     group = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

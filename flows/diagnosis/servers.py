@@ -221,19 +221,6 @@ def reached(title: str, url: str, port: int, variable: str) -> Finding:
     return Finding("servers", OK, f"{title} {hidden(url)} accepts connections")
 
 
-# Each of them is a check of its own, so that a server that hangs does not hide what is known of the others.
-def mlflow_server(where: Place) -> list[Finding]:
-    return [mlflow(where)]
-
-
-def prefect_server(where: Place) -> list[Finding]:
-    return [prefect(where)]
-
-
-def ledger_database(where: Place) -> list[Finding]:
-    return [of_ledger(where)]
-
-
 # --- DVC's remotes
 
 
