@@ -20,8 +20,8 @@ from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write
 from steps.core.stats import wilson
 from tests.conftest import ROOT
 from viewer import app, changes, charts, formats, group, index, pages
+from viewer.overview import evaluations
 from viewer.query import parse
-from viewer.summaries import evaluations
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
