@@ -16,7 +16,6 @@ reaches nothing, is said each time and counts as none.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -32,7 +31,7 @@ from flows.diagnosis import advisories
 from flows.diagnosis.advisories import Vulnerability
 from flows.diagnosis.machine import canonical
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 
 PIP_AUDIT = "pip-audit==2.10.0"
 OSV = "https://api.osv.dev/v1/query"
@@ -160,7 +159,7 @@ def skipped(read: dict[str, Any]) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.audit", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.audit", __doc__)
     parser.add_argument(
         "locks", nargs="*", type=Path, metavar="FILE", help="lock files (default: all in requirements/)"
     )

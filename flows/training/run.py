@@ -29,10 +29,10 @@ from flows.training import ended, start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
 from flows.training.split import count_look, power_line
-from flows.training.trackers import open_trackers, track
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
+from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES
 from steps.judging.watch import Watch
 from steps.policy import machine
@@ -73,6 +73,30 @@ def run_beside(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
         raise
     finally:
         display.end_beside()
+
+
+@task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
+    """Log an iteration to each of them."""
+    for tracker in trackers:
+        tracker.iteration(iteration, overhead, system)
+
+
+def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose runs and metrics others read. `name` is the run's."""
+    from steps.tracking import lasting, tracker
+
+    display.begin("opening MLflow's store")
+    log = partial(log_message, display)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
+    return mlflow, [mlflow, *(lasting.Guarded(begin, mlflow.tracker) for begin in every("tracker"))]
+
+
+def log_message(display: RunDisplay, text: str) -> None:
+    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
+    line = f"tracking: {masked(text)}"
+    print(line, flush=True)
+    display.lack(line)
 
 
 def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
