@@ -26,10 +26,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from environments.kit.http_client import NoAnswer, asked
 from flows.diagnosis import advisories
 from flows.diagnosis.advisories import Vulnerability
-from flows.diagnosis.machine import canonical
 from steps.core.errors import UserError
 from steps.core.terminal import command_parser, exit_code
 
@@ -59,7 +60,8 @@ def pins(paths: Iterable[Path]) -> list[dict[str, str]]:
             name, is_pin, rest = line.partition("==")
             if not is_pin or line.startswith(("#", " ")):
                 continue
-            package, version = canonical(name), (rest.split() or [""])[0].partition(";")[0].partition("+")[0]
+            package = canonicalize_name(name)
+            version = (rest.split() or [""])[0].partition(";")[0].partition("+")[0]
             if not version:
                 raise UserError(f"{path} pins {package} at no version: `git checkout -- {path}` brings the file back")
             count += 1
@@ -98,18 +100,8 @@ def audit(pinned: dict[str, str], url: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "requirements.txt"
         listed.write_text("".join(f"{package}=={version}\n" for package, version in sorted(pinned.items())))
-        words = [
-            uv(),
-            "tool",
-            "run",
-            "--isolated",
-            "--from",
-            PIP_AUDIT,
-            "pip-audit",
-            "--requirement",
-            os.fspath(listed),
-        ]
-        words += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        words = [uv(), *f"tool run --isolated --from {PIP_AUDIT} pip-audit".split(), "--requirement", os.fspath(listed)]
+        words += "--no-deps --disable-pip --progress-spinner off --format json".split()
         words += ["--vulnerability-service", "osv", "--osv-url", url]
         hidden = ("VIRTUAL_ENV", "UV_FIND_LINKS", "PYTHONPATH")
         variables = {name: value for name, value in os.environ.items() if name not in hidden}

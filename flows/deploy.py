@@ -85,9 +85,7 @@ def tidy_schedules(client: SyncPrefectClient, name: str, times: str) -> None:
 
     deployment = client.read_deployment_by_name(name)
     kept = set[str]()
-    for schedule in sorted(
-        deployment.schedules, key=lambda entry: not entry.active
-    ):  # of two, the one that is on stays
+    for schedule in sorted(deployment.schedules, key=lambda each: not each.active):  # of two, the one that is on stays
         if (content := content_of(schedule)) in kept:
             client.delete_deployment_schedule(deployment.id, schedule.id)
         kept.add(content)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
 from flows.diagnosis.processes import is_within, listeners, read
@@ -59,7 +60,7 @@ def addons(where: Place) -> list[Finding]:
 
 def locked(paths: list[Path]) -> dict[str, str]:
     """Package -> version, as the lock files name them for this Python. UserError where one is missing."""
-    versions = {}
+    versions = dict[str, str]()
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path} is missing, which lists the packages: `git checkout -- {path}` brings it back")
@@ -71,12 +72,8 @@ def locked(paths: list[Path]) -> dict[str, str]:
             except InvalidRequirement:
                 raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`") from None
             if pin.marker is None or pin.marker.evaluate():
-                versions[canonical(pin.name)] = str(pin.specifier).removeprefix("==")
+                versions[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
     return versions
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, set[str]]:
@@ -86,7 +83,7 @@ def installed() -> dict[str, set[str]]:
         if folder.endswith(("site-packages", "dist-packages")) and Path(folder).is_dir():
             for entry in Path(folder).glob("*-*.dist-info"):
                 name, _, version = entry.name.removesuffix(".dist-info").partition("-")
-                versions.setdefault(canonical(name), set()).add(version)
+                versions.setdefault(canonicalize_name(name), set()).add(version)
     return versions
 
 

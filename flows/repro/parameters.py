@@ -5,6 +5,7 @@ The name of a task is checked without running the task's module, unless it is a 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -205,7 +206,10 @@ def check_task(name: str) -> None:
             raise UserError(f"task: {problem}") from None
         return
     if "." in name:
-        if not is_importable(name):
+        spec = None
+        with contextlib.suppress(ModuleNotFoundError):  # of the packages that it is in, which are imported
+            spec = importlib.util.find_spec(name)
+        if spec is None:
             raise UserError(
                 f"task: there is no module {name}: start the command in a folder, or set PYTHONPATH to one, from which it "
                 "can be imported"
@@ -213,14 +217,6 @@ def check_task(name: str) -> None:
         return
     if name not in environments.tasks() and name != "mcp":
         raise UserError(f"task: {environments.no_task(name)}")
-
-
-def is_importable(module: str) -> bool:
-    """Whether a dotted module exists. The packages that it is in are imported, but not the module."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def has_tools(name: str) -> bool:

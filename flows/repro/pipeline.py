@@ -64,10 +64,7 @@ class Pipeline:
         self.lock_file, self.texts = LockFile(), Texts()
         self.turn = threading.Lock()
         self.own = threading.local()  # `variables`: of this thread's worker
-        self.patches, self.patch_users = (
-            contextlib.ExitStack(),
-            0,
-        )  # parts of DVC are replaced while a stage is under way
+        self.patches, self.patch_users = contextlib.ExitStack(), 0  # parts of DVC are replaced while a stage runs
         self.is_ended = False
         self.say, self.listed = say, frozenset[object]()  # `written` as of when the lists of code were made
         self.unchanged = frozenset[str]()  # by what `look` saw, until a stage may run
