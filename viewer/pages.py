@@ -64,8 +64,7 @@ class Pages:
             auto_reload=False,
         )
         self.templates.filters |= FILTERS
-        self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
-        self.templates.globals["brought"] = self.offered
+        self.templates.globals |= {"runs": runs.all, "brought": self.offered, "link": link}
         self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
         self.templates.globals |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
 

@@ -100,6 +100,8 @@ def preset_of(task: str) -> Path:
 
 def model_settings(preset: str) -> dict[str, Any]:
     """The settings of a model's preset, tasks_data/_models/<preset>.yaml, by dotted key. UserError where there is none."""
+    from steps.tracking.entries import flat
+
     file = MODELS / f"{preset}.yaml"
     if not file.is_file():
         names = sorted(each.stem for each in MODELS.glob("*.yaml"))
@@ -107,14 +109,7 @@ def model_settings(preset: str) -> dict[str, Any]:
         raise UserError(
             f"there is no preset {preset}{question} The models with a preset are {', '.join(names) or '(none here)'}"
         )
-
-    def leaves(section: dict[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for key, value in section.items():
-            flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        return flat
-
-    return leaves(read_mapping(params.read_text(file), file), "")
+    return flat(read_mapping(params.read_text(file), file))
 
 
 def with_model(text: str, path: Path, settings: dict[str, Any]) -> str:
