@@ -16,7 +16,6 @@ reaches nothing, is said each time and counts as none.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,12 +26,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from environments.kit.http_client import NoAnswer, asked
 from flows.diagnosis import advisories
 from flows.diagnosis.advisories import Vulnerability
-from flows.diagnosis.machine import canonical
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 
 PIP_AUDIT = "pip-audit==2.10.0"
 OSV = "https://api.osv.dev/v1/query"
@@ -60,7 +60,8 @@ def pins(paths: Iterable[Path]) -> list[dict[str, str]]:
             name, is_pin, rest = line.partition("==")
             if not is_pin or line.startswith(("#", " ")):
                 continue
-            package, version = canonical(name), (rest.split() or [""])[0].partition(";")[0].partition("+")[0]
+            package = canonicalize_name(name)
+            version = (rest.split() or [""])[0].partition(";")[0].partition("+")[0]
             if not version:
                 raise UserError(f"{path} pins {package} at no version: `git checkout -- {path}` brings the file back")
             count += 1
@@ -99,18 +100,8 @@ def audit(pinned: dict[str, str], url: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "requirements.txt"
         listed.write_text("".join(f"{package}=={version}\n" for package, version in sorted(pinned.items())))
-        words = [
-            uv(),
-            "tool",
-            "run",
-            "--isolated",
-            "--from",
-            PIP_AUDIT,
-            "pip-audit",
-            "--requirement",
-            os.fspath(listed),
-        ]
-        words += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        words = [uv(), *f"tool run --isolated --from {PIP_AUDIT} pip-audit".split(), "--requirement", os.fspath(listed)]
+        words += "--no-deps --disable-pip --progress-spinner off --format json".split()
         words += ["--vulnerability-service", "osv", "--osv-url", url]
         hidden = ("VIRTUAL_ENV", "UV_FIND_LINKS", "PYTHONPATH")
         variables = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -160,7 +151,7 @@ def skipped(read: dict[str, Any]) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.audit", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.audit", __doc__)
     parser.add_argument(
         "locks", nargs="*", type=Path, metavar="FILE", help="lock files (default: all in requirements/)"
     )

@@ -16,7 +16,6 @@ shows it. What exists already is brought up to date, by its name. Schedules stay
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,7 +28,7 @@ from flows.deployment.pages import CHALLENGER
 from flows.deployment.workspace import POOL
 from steps.core import dotenv
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.core.yaml_text import read_mapping
 
 if TYPE_CHECKING:
@@ -86,9 +85,7 @@ def tidy_schedules(client: SyncPrefectClient, name: str, times: str) -> None:
 
     deployment = client.read_deployment_by_name(name)
     kept = set[str]()
-    for schedule in sorted(
-        deployment.schedules, key=lambda entry: not entry.active
-    ):  # of two, the one that is on stays
+    for schedule in sorted(deployment.schedules, key=lambda each: not each.active):  # of two, the one that is on stays
         if (content := content_of(schedule)) in kept:
             client.delete_deployment_schedule(deployment.id, schedule.id)
         kept.add(content)
@@ -149,7 +146,7 @@ def notification(url: str) -> Automation:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.deploy", __doc__)
     parser.add_argument(
         "--runs",
         type=int,

@@ -13,7 +13,6 @@ others. It ends no process, changes no output that is there, and does nothing wh
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from flows.diagnosis import hashes, locks, machine, secret_files, servers
 from flows.diagnosis.findings import BAD, Check, Finding, Place, ending, examine, failure, place
 from flows.repro import folder_lock
+from steps.core.terminal import command_parser
 
 CHECKS = (
     Check("versions", machine.versions),
@@ -34,9 +34,10 @@ CHECKS = (
     Check("hashes", hashes.hashes, hashes.SECONDS + 1.5),
     Check("locks", locks.locks),
     Check("orphans", locks.orphans),
-    Check("mlflow", servers.mlflow_server),
-    Check("prefect", servers.prefect_server),
-    Check("ledger", servers.ledger_database),
+    # Each of them is a check of its own, so that a server that hangs does not hide what is known of the others.
+    Check("mlflow", lambda where: [servers.mlflow(where)]),
+    Check("prefect", lambda where: [servers.prefect(where)]),
+    Check("ledger", lambda where: [servers.of_ledger(where)]),
     Check("remotes", servers.remotes),
     Check("keys", secret_files.keys),
 )
@@ -71,7 +72,7 @@ def mend(where: Place, findings: Sequence[Finding]) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.doctor", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.doctor", __doc__)
     parser.add_argument("--mend", action="store_true", help="make the safe repairs, and look again")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(

@@ -11,7 +11,6 @@ split (steps/registry/looks.py). With `make ui` running, every new challenger is
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from flows.deployment.settings import EvaluateSettings
 from flows.promotion.judging import challenge, log_verdict, print_end
 from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
+from steps.core.terminal import command_parser
 from steps.project import store
 from steps.registry.gate import Verdict
 
@@ -39,7 +39,7 @@ def evaluate(settings: EvaluateSettings) -> Verdict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.evaluate", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.evaluate", __doc__)
     parser.add_argument(
         "--version", default="challenger", metavar="N", help="a version, or an alias (default: challenger)"
     )

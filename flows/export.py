@@ -11,7 +11,6 @@ The token is read from the environment and written to no file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -24,7 +23,7 @@ import environments
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.policy.chat import Chat
 from steps.policy.loading import load_chat, load_model, local
 from steps.policy.served import HOST, SERVER, adapter_options, model_options
@@ -139,7 +138,7 @@ def push(folder: Path, repository: str, token: str) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.export", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.export", __doc__)
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--version", default="champion", metavar="N", help="a version, or an alias (default: champion)")
     parser.add_argument("--merged", action="store_true", help="write whole weights instead of the adapter")

@@ -9,7 +9,6 @@ then chooses (flows/training/way.py). Left out: judges, which are not asked, and
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -83,7 +82,7 @@ def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[st
     return [question(scenario, LONGEST), *turns, f"ended by {trajectory.stop_reason}" + (verdict and f": {verdict}")]
 
 
-def parse(words: list[str] | None) -> argparse.Namespace:
+def main(words: list[str] | None = None) -> int:
     parser = command_parser("flows.probe", __doc__, allow_abbrev=False)
     parser.add_argument("--task", help="the task; by default that of params.yaml")
     parser.add_argument("--preset", help="a model's settings, on top of the task's")
@@ -92,20 +91,17 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--scenarios", type=int, default=8, help="training scenarios that are tried (default: 8)")
     parser.add_argument("--attempts", type=int, default=4, help="at each of them (default: 4)")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
 
+    def work() -> None:
+        if options.scenarios < 1 or options.attempts < 2:
+            raise UserError(
+                "--scenarios must be 1 or more, and --attempts 2 or more: a single attempt differs from none"
+            )
+        params = set_params(options.set, Path("params.yaml"), options.task, dry_run=True, preset=options.preset)
+        probe(params, options.scenarios, options.attempts)
 
-def run(options: argparse.Namespace) -> None:
-    """Check the options, and probe."""
-    if options.scenarios < 1 or options.attempts < 2:
-        raise UserError("--scenarios must be 1 or more, and --attempts 2 or more: a single attempt differs from none")
-    params = set_params(options.set, Path("params.yaml"), options.task, dry_run=True, preset=options.preset)
-    probe(params, options.scenarios, options.attempts)
-
-
-def main(words: list[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    return exit_code(lambda: run(parse(words)), ProgressDisplay("try"))
+    return exit_code(work, ProgressDisplay("try"))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ Exit code 0: the version is champion now, would be with --dry-run, or was before
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from flows.terminal import recorded
 from flows.terminal.command import prepare, run_command
 from steps.core import params
 from steps.core.ports import every
+from steps.core.terminal import command_parser
 from steps.project import store
 from steps.registry import card, verdict_report
 from steps.registry.gate import Verdict
@@ -79,7 +79,7 @@ def publish(judged: Challenge) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.promote", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.promote", __doc__)
     parser.add_argument(
         "--version", default="challenger", metavar="N", help="a version, or an alias (default: challenger)"
     )

@@ -13,7 +13,6 @@ goes though the lineage names it. It does not run beside a command that writes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ from flows.deployment import pruning
 from flows.repro import folder_lock
 from steps.core import dotenv
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.project.git import git
 from steps.project.ledger import Ledger
 from steps.registry.model import versions
@@ -82,7 +81,7 @@ def size(count: int) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.prune", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.prune", __doc__)
     parser.add_argument("--delete", action="store_true", help="delete it; without this nothing changes")
     parser.add_argument("--last", type=int, default=1, metavar="N", help="last checkpoints of each kept run that stay")
     parser.add_argument("--data-set", nargs="+", default=[], metavar="MD5", help="only these versions of ingested data")

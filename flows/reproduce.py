@@ -10,7 +10,6 @@ Every stage runs again (`dvc repro --force`) except frozen ones, and nothing is 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ from flows.deployment import workspace
 from flows.deployment.checkout import have, restore, source, uncommitted
 from steps.core import dotenv, params
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.project import lock
 from steps.project.chain import read_chain
 from steps.project.dvc import dvc
@@ -73,7 +72,7 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.reproduce", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.reproduce", __doc__)
     parser.add_argument("run", help="a run's name, an MLflow run's id or name, or a git revision")
     parser.add_argument("--kept", action="store_true", help="fetch its outputs from DVC, and run nothing")
     parser.add_argument("--keep-worktree", action="store_true", help="do not remove the worktree")

@@ -12,7 +12,6 @@ section into params.yaml and `make train`.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -36,6 +35,7 @@ from flows.terminal.report import RUN
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.core.terminal import command_parser
 from steps.project.chain import iteration_name, sampled_with
 
 
@@ -159,7 +159,7 @@ def print_end(rows: list[dict[str, Any]], folder: Path, iterations: list[str]) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.rescore", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.rescore", __doc__)
     parser.add_argument(
         "--params", default="params.yaml", help="the file whose score section judges (default: params.yaml)"
     )

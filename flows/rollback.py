@@ -11,7 +11,6 @@ is none; the deployment `rollback` calls the same function. Only the gate (flows
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from flows.promotion import change
 from flows.terminal import recorded
 from steps.core import dotenv, params
 from steps.core.errors import UserError
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.registry.model import read_registry
 
 
@@ -76,7 +75,7 @@ def describe(name: str, before: str, after: str, why: str, dry_run: bool) -> str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.rollback", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.rollback", __doc__)
     parser.add_argument(
         "--to", default="previous", metavar="VERSION", help="a version, or an alias (default: previous)"
     )

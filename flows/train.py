@@ -14,7 +14,6 @@ that ends with it. The run itself is in flows/training/run.py, which imports Pre
 
 from __future__ import annotations
 
-import argparse
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from steps.core.imports import uncollected
 from steps.core.params import Params
 from steps.core.ports import bring, every
 from steps.core.progress import say
+from steps.core.terminal import command_parser
 from steps.project import store
 from steps.project.lock import read_lock
 from steps.runner import handover
@@ -46,7 +46,7 @@ def start_worker(params: Params) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.train", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.train", __doc__)
     parser.add_argument(
         "--task",
         help="the task to train on, or several with + between them; another than before begins with its preset",

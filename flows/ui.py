@@ -13,7 +13,6 @@ to use the services; after `--only mlflow` it is .flywheel/mlflow.env.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import shlex
@@ -21,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.deployment import cards, databases, mlflow_page, mlflow_server
+from flows.deployment import cards, databases, mlflow_server
 from flows.deployment.services import MASK, Services, plain
 from flows.deployment.workspace import POOL
 from flows.terminal.command import stop_once, without_proxy
@@ -30,7 +29,7 @@ from steps.core.errors import UserError
 from steps.core.files import private_folder
 from steps.core.keys import key, write_private
 from steps.core.progress import say
-from steps.core.terminal import served
+from steps.core.terminal import command_parser, served
 from steps.kit import sockets
 from steps.runner import handover
 
@@ -164,7 +163,7 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
             services.wait("mlflow", f"{pages['mlflow']}/health")
             sign_in = f"user name: {mlflow_server.USER}, password: the text in {mlflow_server.KEY}"
             password = variables["MLFLOW_TRACKING_PASSWORD"]
-            opened = mlflow_page.address_of_runs(root, pages["mlflow"], mlflow_server.USER, password)
+            opened = mlflow_server.address_of_runs(root, pages["mlflow"], mlflow_server.USER, password)
             say(f"MLflow:  {opened}   ({sign_in})")
         if "view" in chosen:
             services.wait("view", f"{pages['view']}/health")
@@ -180,7 +179,7 @@ def serve(root: Path, ports: dict[str, int], only: str | None = None, runs: int 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("flows.ui", __doc__)
     for service, port in PORTS.items():
         parser.add_argument(f"--{service}-port", type=int, default=port, help=f"(default: {port})")
     parser.add_argument("--only", choices=[*SHELL], help="start this server alone")

@@ -11,7 +11,6 @@ flows is in Prefect.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from steps.core.errors import UserError, explain
-from steps.core.terminal import served
+from steps.core.terminal import command_parser, served
 from steps.kit.guard import LIMITED
 from steps.kit.sockets import listen
 from viewer.key import SignedIn, key_of
@@ -99,7 +98,7 @@ def serve(run: Path, port: int) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m viewer", description=(__doc__ or "").split("\n\n")[0])
+    parser = command_parser("viewer", __doc__)
     parser.add_argument("--port", type=int, default=8600, help="on 127.0.0.1; 0 takes any free port (default: 8600)")
     parser.add_argument("--run", type=Path, default=Path("run"), help="a run's folder (default: run)")
     options = parser.parse_args(words)

@@ -76,7 +76,7 @@ def curves(analysis: Analysis) -> list[Chart]:
                     dots.append(Dot(across(names.index(name), len(names)), scale.y(number), about, low, high))
             if dots:
                 series.append(Series(shown, colour, dots))
-        return Chart(title, below(names), scale.ticks(share), series, [], legend_of(series))
+        return plotted(title, names, scale, series, share)
 
     charts = [
         chart("Success, with its 95 % interval", lambda line: line.success, share=True),
@@ -136,10 +136,10 @@ def learning(evaluations: Mapping[str, Evaluation]) -> Chart | None:
         if (sampled := result.sampled_success) is not None:
             shown["sampled"].append(Dot(x, scale.y(sampled), f"{name}: sampled {sampled:.3f}"))
     series = [Series(kind, colour, dots) for colour, (kind, dots) in enumerate(shown.items()) if dots]
-    measure = list(evaluations.values())[-1].measure if evaluations else ""
-    of = f" of {list(evaluations.values())[-1].counted}" if evaluations else ""
-    title = f"Validation by iteration: {measure}, with its 95 % interval{of}"
-    return Chart(title, below(names), scale.ticks(True), series, [], legend_of(series)) if series else None
+    if not series:
+        return None
+    title = f"Validation by iteration: {result.measure}, with its 95 % interval of {result.counted}"
+    return plotted(title, names, scale, series)
 
 
 def decisions(evaluations: Mapping[str, Evaluation]) -> Chart | None:
@@ -148,20 +148,20 @@ def decisions(evaluations: Mapping[str, Evaluation]) -> Chart | None:
     kinds = list(dict.fromkeys(kind for result in evaluations.values() for kind in result.decisions))
     series = []
     for colour, kind in enumerate(kinds):
-        dots = []
-        for place, (name, result) in enumerate(evaluations.items()):
-            right, made = result.decisions.get(kind, (0, 0))
-            if made:
-                about = f"{kind} {name}: {right} of {made} right"
-                dots.append(Dot(across(place, len(names)), scale.y(right / made), about))
+        counts = {name: result.decisions.get(kind, (0, 0)) for name, result in evaluations.items()}
+        dots = [
+            Dot(across(place, len(names)), scale.y(right / made), f"{kind} {name}: {right} of {made} right")
+            for place, (name, (right, made)) in enumerate(counts.items())
+            if made
+        ]
         series.append(Series(kind, colour % COLOURS, dots))
-    title = "Right decisions on validation"
-    return Chart(title, below(names), scale.ticks(True), series, [], legend_of(series)) if kinds else None
+    return plotted("Right decisions on validation", names, scale, series) if kinds else None
 
 
-def legend_of(series: Sequence[Series]) -> list[tuple[int, str]]:
-    """The entries of a legend of lines: colour, name."""
-    return [(entry.colour, entry.name) for entry in series]
+def plotted(title: str, names: Sequence[str], scale: Scale, series: list[Series], share: bool = True) -> Chart:
+    """A chart of lines."""
+    legend = [(entry.colour, entry.name) for entry in series]
+    return Chart(title, below(names), scale.ticks(share), series, [], legend)
 
 
 def search(pattern: Pattern) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
@@ -13,9 +13,6 @@ from starlette.requests import Request
 from steps.core.errors import UserError
 from viewer.index import WORDS
 from viewer.runs import HERE
-
-if TYPE_CHECKING:
-    pass
 
 # The parts of an address that links keep.
 STATE = "run other q said iteration kind outcome stop min max error by sort order page".split()

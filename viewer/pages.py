@@ -17,14 +17,12 @@ from steps.core.errors import UserError
 from steps.core.ports import every
 from steps.project import chain
 from viewer import charts
-from viewer.changes import CHANGES, pairs
 from viewer.formats import FILTERS, beside, link, paged, shown_tokens, state, words
 from viewer.group import LIKELY, asked, full, opinion
 from viewer.index import WORDS, AttemptGroup, Index, TrajectoryFile, holds, line
-from viewer.overview import overview
+from viewer.overview import CHANGES, evaluations, overview, pairs
 from viewer.query import OUTCOMES, SORTS, Query, parse
 from viewer.runs import HERE, OpenedRun, Runs
-from viewer.summaries import evaluations
 
 if TYPE_CHECKING:
     from steps.analytics.analysis import Analysis
@@ -66,8 +64,7 @@ class Pages:
             auto_reload=False,
         )
         self.templates.filters |= FILTERS
-        self.templates.globals |= {"runs": runs.all, "link": link, "none": None}
-        self.templates.globals["brought"] = self.offered
+        self.templates.globals |= {"runs": runs.all, "brought": self.offered, "link": link}
         self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
         self.templates.globals |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
 

@@ -257,6 +257,5 @@ def lacks(name: str, missing: list[str]) -> str:
     named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return (
         f"The DVC cache lacks {named} of this run: `.venv/bin/python -m flows.reproduce {name} --kept` fetches them "
-        "from the DVC "
-        f"remote, and `.venv/bin/python -m flows.reproduce {name}` runs it again."
+        f"from the DVC remote, and `.venv/bin/python -m flows.reproduce {name}` runs it again."
     )

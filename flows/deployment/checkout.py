@@ -9,7 +9,6 @@ flow's own process imports the project's code only once, and from the worktree. 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -23,7 +22,7 @@ from flows.deployment import cards, workspace
 from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.project import lock, store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import DIFF, git
@@ -218,9 +217,7 @@ def keep_results(root: Path, path: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.deployment.checkout", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = command_parser("flows.deployment.checkout", __doc__)
     parser.add_argument("kind", choices=["new", "judged"], help="of worktree")
     options = parser.parse_args(words)
 

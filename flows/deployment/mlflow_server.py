@@ -15,25 +15,27 @@ every run writes them there, with keys of its own.
 
 from __future__ import annotations
 
-import argparse
 import base64
+import json
 import os
 import re
 import secrets
 import sys
+import urllib.parse
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 
+from environments.kit import http_client
 from flows.deployment import databases, mlflow_writes, people
-from flows.deployment.mlflow_page import with_first_visit
 from flows.deployment.services import MASK
 from steps.core.errors import UserError
 from steps.core.files import private_folder
 from steps.core.keys import key
-from steps.core.terminal import served
+from steps.core.terminal import command_parser, served
 from steps.kit.guard import LIMITED, Call, Middleware, is_foreign, read
 from steps.project import store
 
@@ -162,9 +164,56 @@ def serve(root: Path, port: int, host: str = LOOPBACK) -> None:
     uvicorn.run(guarded, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5, **options)
 
 
+# --- How MLflow's pages open: on the runs of the current task, and without the panel of an assistant that is switched off
+# here. MLflow 3.17 has no setting for either. What a page keeps in the browser (localStorage) decides, so the server writes
+# what is not there yet into the page that it sends; what a person chooses there later stays. An experiment's runs come
+# before its traces by the tag of steps/project/store.py.
+
+Send = Callable[[Any], Awaitable[None]]
+
+FIRST_VISIT = {
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it does so once
+    "mlflow.workflowType_v1": "machine_learning",  # not "genai", whose first page is a plot of traces
+    "mlflow.settings.telemetry.enabled_v1": False,
+    "mlflow.telemetry.info.alert.dismissed_v1": True,
+}
+SCRIPT = (
+    f"<script>for (const [key, value] of Object.entries({json.dumps(FIRST_VISIT)})) "
+    "if (localStorage.getItem(key) === null) localStorage.setItem(key, JSON.stringify(value))</script>"
+)
+
+
+def with_first_visit(send: Send) -> Send:
+    """Sends MLflow's page with FIRST_VISIT in its head."""
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start":  # it becomes longer
+            kept = [pair for pair in message["headers"] if pair[0].lower() not in (b"content-length", b"etag")]
+            message = message | {"headers": kept}
+        elif b"<head>" in message.get("body", b""):
+            message = message | {"body": message["body"].replace(b"<head>", b"<head>" + SCRIPT.encode(), 1)}
+        await send(message)
+
+    return sent
+
+
+def address_of_runs(root: Path, server: str, user: str, password: str) -> str:
+    """The address of the runs of the task in params.yaml, or the server's own while there are none."""
+    from steps.core.params import Params, load
+
+    try:
+        task = load(root / "params.yaml", Params).task
+        wanted = f"{server}/api/2.0/mlflow/experiments/get-by-name?{urllib.parse.urlencode({'experiment_name': task})}"
+        answer = http_client.asked("GET", wanted, seconds=10, auth=(user, password))
+        if answer.status != 200:  # 404: no such experiment yet
+            return server
+        return f"{server}/#/experiments/{answer.json()['experiment']['experiment_id']}/runs"
+    except (UserError, OSError, ValueError, LookupError, TypeError):
+        return server
+
+
 def main(words: list[str] | None = None) -> int:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m flows.deployment.mlflow_server", description=about)
+    parser = command_parser("flows.deployment.mlflow_server", __doc__)
     parser.add_argument("--port", type=int, default=5000, help="(default: 5000)")
     parser.add_argument(
         "--host", default=LOOPBACK, help=f"the address of this machine to listen at (default: {LOOPBACK})"

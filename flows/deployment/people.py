@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import hmac
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from steps.core.errors import UserError
 from steps.core.keys import write_private
-from steps.core.terminal import exit_code
+from steps.core.terminal import command_parser, exit_code
 from steps.kit.lock import alone
 
 FILE = Path(".flywheel/mlflow.people")
@@ -61,7 +60,7 @@ def add(root: Path, name: str, is_promoter: bool) -> str:
         )
     key = secrets.token_urlsafe(24)
     with changed(root) as people:
-        people[name] = Person(digest(key), is_promoter)
+        people[name] = Person(hashlib.sha256(key.encode()).hexdigest(), is_promoter)
     return key
 
 
@@ -84,17 +83,12 @@ def changed(root: Path) -> Iterator[dict[str, Person]]:
         write_private(path, json.dumps(people, indent=1) + "\n")
 
 
-def digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def is_key_of(person: Person, key: bytes) -> bool:
     return hmac.compare_digest(hashlib.sha256(key).hexdigest(), person.sha256)
 
 
 def main(words: list[str] | None = None) -> int:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m flows.deployment.people", description=about)
+    parser = command_parser("flows.deployment.people", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     adding = commands.add_parser("add", help="give a person a key, which is printed once")
     adding.add_argument("--promoter", action="store_true", help="may move the alias champion")

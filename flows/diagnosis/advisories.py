@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from steps.core.errors import UserError
 
 KEPT = Path("requirements/advisories.json")
@@ -119,7 +121,7 @@ def entries(advisory: Mapping[str, Any], packages: Collection[str]) -> list[dict
         return []
     made = []
     for affected in advisory["affected"]:
-        package = affected["package"]["name"].lower().replace("_", "-")
+        package = canonicalize_name(affected["package"]["name"])
         if package not in packages:
             continue
         ranges = list[tuple[str, str | None]]()

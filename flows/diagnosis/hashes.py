@@ -164,17 +164,9 @@ def without_listing(root: Path, out: Output, listing: Path, state: str) -> list[
     """A folder whose list of files is missing or damaged in the cache."""
     shown = os.path.relpath(listing, root)
     if folder_is(root / out.path, out.md5):
-        text = (
-            f"{out.path} is whole, and its list of files in DVC's cache is {'damaged' if state == CHANGED else state}"
-        )
-        return [
-            Finding(
-                "hashes",
-                BAD if state == CHANGED else WARN,
-                text,
-                f"rm -f {shown} && .venv/bin/dvc commit -q -f {out.path}",
-            )
-        ]
+        grade, what = (BAD, "damaged") if state == CHANGED else (WARN, state)
+        text = f"{out.path} is whole, and its list of files in DVC's cache is {what}"
+        return [Finding("hashes", grade, text, f"rm -f {shown} && .venv/bin/dvc commit -q -f {out.path}")]
     is_here = (root / out.path).exists()
     what = "has changed or is cut short" if is_here else "is missing"
     text = f"{out.path} {what}, and DVC's cache does not have it whole"
@@ -206,7 +198,7 @@ def described(root: Path, out: Output, members: list[Member], extra: int) -> lis
         return [*findings, Finding("hashes", BAD, text, remade(root, out))]
     if here[CHANGED] or extra:
         first = next((member.path for member in members if member.here == CHANGED), root / out.path)
-        shown = f"{here[CHANGED]} of {len(members)} files changed or cut short ({short(root, first)})"
+        shown = f"{here[CHANGED]} of {len(members)} files changed or cut short ({os.path.relpath(first, root)})"
         parts = [shown] * bool(here[CHANGED])
         parts += [f"{extra} more files than it should have"] * bool(extra)
         text = f"{out.path} is not as dvc.lock has it: {', '.join(parts)}; DVC's cache has it whole"
@@ -226,10 +218,6 @@ def files(count: int, out: Output) -> str:
     return f"1 file of {out.path} is" if count == 1 else f"{count} files of {out.path} are"
 
 
-def short(root: Path, path: Path) -> str:
-    return os.path.relpath(path, root)
-
-
 def stored_again(root: Path, members: Iterable[Member]) -> str:
     """Write the damaged files of the cache again, from the whole copies in the folder."""
     names = []
@@ -243,7 +231,7 @@ def stored_again(root: Path, members: Iterable[Member]) -> str:
             temporary.replace(member.stored)
         finally:
             temporary.unlink(missing_ok=True)
-        names.append(short(root, member.path))
+        names.append(os.path.relpath(member.path, root))
     return f"DVC's cache has {', '.join(names[:5])}{' …' if len(names) > 5 else ''} again, from the folder's whole copy"
 
 

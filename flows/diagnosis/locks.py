@@ -72,20 +72,25 @@ def command_lock(root: Path) -> list[Finding]:
             where = f"of `{owner.get('command')}` on {owner['host']}"
             text = f"{folder_lock.LOCK} is {where}: only there its process can be seen"
             return [Finding("locks", WARN, text)]
-    pid = holder(path)
-    if pid is not None:
-        process = read(pid) if pid else None
-        text = f"process {pid} ({process.command})" if process else "another process"
-        return [Finding("locks", OK, f"{text} is at work in this folder and holds {folder_lock.LOCK}")]
+    if (owner := named_holder(path)) is not None:
+        return [Finding("locks", OK, f"{owner} is at work in this folder and holds {folder_lock.LOCK}")]
     if not written:
         return []
     number = re.search(r'"pid": (\d+)', written)
     gone = why_gone(int(number[1]), path.stat().st_mtime) if number else "it names no process"
     text = f"{folder_lock.LOCK} is left over: {gone or f'process {number[1] if number else 0} does not hold it'}"
-    return [Finding("locks", WARN, text, MEND, partial(emptied, root))]
+    return [Finding("locks", WARN, text, MEND, emptied)]
 
 
-def emptied(root: Path) -> str:
+def named_holder(path: Path) -> str | None:
+    """The process that holds the lock of a file, in words; None where nobody does."""
+    if (pid := holder(path)) is None:
+        return None
+    process = read(pid) if pid else None
+    return process.named if process else "another process"
+
+
+def emptied() -> str:
     """`held` empties the file when it ends; whoever mends holds it already."""
     return f"{folder_lock.LOCK} no longer names a process that has ended"
 
@@ -94,10 +99,8 @@ def dvc_locks(root: Path) -> list[Finding]:
     findings, folder = [], root / ".dvc" / "tmp"
     for name in DVCS:
         path = folder / name
-        if path.is_file() and (pid := holder(path)) is not None:
-            process = read(pid) if pid else None
-            shown = f"process {pid} ({process.command})" if process else "another process"
-            findings.append(Finding("locks", OK, f"{shown} holds DVC's lock .dvc/tmp/{name}"))
+        if path.is_file() and (owner := named_holder(path)) is not None:
+            findings.append(Finding("locks", OK, f"{owner} holds DVC's lock .dvc/tmp/{name}"))
     path = folder / "rwlock"
     if path.is_file():
         findings += rwlock(path)
@@ -152,7 +155,7 @@ def removed(path: Path, shown: str) -> str:
 def worker_locks(root: Path) -> list[Finding]:
     """Sockets and locks of warm workers that no longer run; a worker that answers holds its lock."""
     findings = []
-    for lock in own_worker_locks(root):
+    for lock in sorted(handover.socket_folder().glob(f"{handover._root_hash(root)}-*.lock")):
         path = lock.with_suffix(".sock")
         connection = sockets.dial(path)
         if connection is not None:
@@ -164,11 +167,6 @@ def worker_locks(root: Path) -> list[Finding]:
             text = f"{lock.name} is left over by a warm worker that has ended"
             findings.append(Finding("locks", WARN, text, MEND, partial(tidied, path)))
     return findings
-
-
-def own_worker_locks(root: Path) -> list[Path]:
-    prefix = handover._root_hash(root)
-    return sorted(handover.socket_folder().glob(f"{prefix}-*.lock"))
 
 
 def tidied(path: Path) -> str:
@@ -183,19 +181,15 @@ def orphans(where: Place) -> list[Finding]:
     """Workers, engines and servers of this project whose parent has ended, and temporary files of ended processes."""
     listed = processes()
     findings = [
-        Finding(
-            "orphans", WARN, f"{what} has lost its parent: process {process.pid} ({process.command})", cure(process)
-        )
+        Finding("orphans", WARN, f"{what} has lost its parent: {process.named}", f"kill {process.pid}")
         for process in listed.values()
-        if is_within(process.folder, where.root)
-        and is_parentless(process, listed)
-        and (what := kind(process, where.root))
+        if is_within(process.folder, where.root) and is_parentless(process, listed) and (what := kind(process))
     ]
     findings += leftovers(where.root)
     return findings or [Finding("orphans", OK, "no process has lost its parent, and no temporary file is left over")]
 
 
-def kind(process: Process, root: Path) -> str:
+def kind(process: Process) -> str:
     """What a process of ours is that should have a parent; empty for others, and for a worker that can be reached."""
     if any(word.startswith(ENGINES) for word in process.words):
         return "vLLM's engine"
@@ -218,10 +212,6 @@ def is_parentless(process: Process, listed: dict[int, Process]) -> bool:
         return True
     parent = listed.get(process.parent)
     return parent is not None and Path(parent.words[0]).name in INITS
-
-
-def cure(process: Process) -> str:
-    return f"kill {process.pid}"
 
 
 # --- Temporary files

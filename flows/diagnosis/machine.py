@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from flows.diagnosis.findings import BAD, OK, WARN, Finding, Place, Service, parts
 from flows.diagnosis.processes import is_within, listeners, read
@@ -58,7 +60,7 @@ def addons(where: Place) -> list[Finding]:
 
 def locked(paths: list[Path]) -> dict[str, str]:
     """Package -> version, as the lock files name them for this Python. UserError where one is missing."""
-    versions = {}
+    versions = dict[str, str]()
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path} is missing, which lists the packages: `git checkout -- {path}` brings it back")
@@ -70,12 +72,8 @@ def locked(paths: list[Path]) -> dict[str, str]:
             except InvalidRequirement:
                 raise UserError(f"{path} holds a damaged line ({line[:80]}): `git checkout -- {path}`") from None
             if pin.marker is None or pin.marker.evaluate():
-                versions[canonical(pin.name)] = str(pin.specifier).removeprefix("==")
+                versions[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
     return versions
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, set[str]]:
@@ -85,7 +83,7 @@ def installed() -> dict[str, set[str]]:
         if folder.endswith(("site-packages", "dist-packages")) and Path(folder).is_dir():
             for entry in Path(folder).glob("*-*.dist-info"):
                 name, _, version = entry.name.removesuffix(".dist-info").partition("-")
-                versions.setdefault(canonical(name), set()).add(version)
+                versions.setdefault(canonicalize_name(name), set()).add(version)
     return versions
 
 
@@ -115,13 +113,7 @@ def versions(where: Place) -> list[Finding]:
         text = f"{len(others)} packages have other versions than locked: {'; '.join(others[:5])}"
         findings.append(Finding(name, BAD, text, "rm -f .venv/.installed-* && make install"))
     lists = f"{' and '.join(locks)} {'has' if len(locks) == 1 else 'have'} them"
-    return findings or [
-        Finding(
-            name,
-            OK,
-            f"Python {python} and {len(wanted)} packages are as {lists}",
-        )
-    ]
+    return findings or [Finding(name, OK, f"Python {python} and {len(wanted)} packages are as {lists}")]
 
 
 # --- Ports
@@ -161,7 +153,7 @@ def ports(where: Place) -> list[Finding]:
             text = f"port {port} ({service}) is taken by the {service} of {process.folder}, process {process.pid}"
             findings.append(Finding("ports", WARN, text, cure))
             continue
-        owner = f"process {process.pid} ({process.command})" if process else "a process of another user"
+        owner = process.named if process else "a process of another user"
         findings.append(Finding("ports", BAD, f"port {port} ({service}) is taken by a stranger, {owner}", cure))
     return findings
 
@@ -188,8 +180,8 @@ def disk(where: Place) -> list[Finding]:
 
 def available_memory() -> tuple[int, int]:
     """(bytes that are available, bytes in all), within this process's control group."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available, total = (1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    memory = psutil.virtual_memory()
+    available, total = memory.available, memory.total
     group = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

@@ -1,4 +1,4 @@
-"""Processes of this user, as /proc shows them, and whether a file's writer can still be at work.
+"""Processes of this user, as the system shows them, and whether a file's writer can still be at work.
 
 A process id is used again after its process has ended. A process that started after a file was written did not write it.
 """
@@ -9,6 +9,8 @@ import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from steps.kit.process import alive
 
@@ -27,39 +29,33 @@ class Process(NamedTuple):
         text = " ".join(self.words)
         return text if len(text) <= 120 else f"{text[:120]} …"
 
-
-def boot_time() -> float:
-    for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    raise OSError("/proc/stat names no boot time")
+    @property
+    def named(self) -> str:
+        return f"process {self.pid} ({self.command})"
 
 
-def read(pid: int, booted: float | None = None) -> Process | None:
+def read(pid: int) -> Process | None:
     """A running process; None where there is none, or it is not ours to look at."""
-    folder = Path(f"/proc/{pid}")
     try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "ZX":
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return None
-        words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-        started = (boot_time() if booted is None else booted) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
+        parent, started, words = process.ppid(), process.create_time(), tuple(process.cmdline()) or ("",)
+    except psutil.Error:
         return None
     current = ""
-    with contextlib.suppress(OSError):
-        current = os.readlink(folder / "cwd")  # noqa: PTH115 (a text, also where the folder is gone)
-    return Process(pid, int(fields[1]), started, tuple(words), current)
+    with contextlib.suppress(psutil.Error):
+        current = process.cwd()
+    return Process(pid, parent, started, words, current)
 
 
 def processes() -> dict[int, Process]:
     """This user's processes, by their ids."""
-    booted, me = boot_time(), os.getuid()
     listed = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == me and (process := read(int(entry.name), booted)):
-                listed[process.pid] = process
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).uids().effective == os.getuid() and (process := read(pid)):
+                listed[pid] = process
     return listed
 
 
@@ -79,20 +75,8 @@ def is_within(folder: str, root: Path) -> bool:
 
 def listeners(ports: set[int]) -> dict[int, int | None]:
     """Port -> the process that listens there, on any address; None where it is another user's."""
-    sockets = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                number = int(fields[1].rpartition(":")[2], 16)
-                if fields[3] == "0A" and number in ports:  # 0A: it listens
-                    sockets[f"socket:[{fields[9]}]"] = number
-    owners: dict[int, int | None] = dict.fromkeys(sockets.values())
-    for pid in processes() if sockets else {}:
-        with contextlib.suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    port = sockets.get(os.readlink(descriptor))  # noqa: PTH115 (no path)
-                    if port is not None:
-                        owners[port] = pid
+    owners = dict[int, int | None]()
+    for link in psutil.net_connections("tcp"):
+        if link.status == psutil.CONN_LISTEN and link.laddr.port in ports:
+            owners[link.laddr.port] = link.pid or owners.get(link.laddr.port)
     return owners

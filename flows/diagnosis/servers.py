@@ -80,10 +80,11 @@ def of_ledger(where: Place) -> Finding:
     url = where.variables.get("FLYWHEEL_LEDGER_URL") or store.LEDGER
     import sqlalchemy as sa
 
-    parsed = sa.make_url(url)
+    parsed = address = sa.make_url(url)
     shown = parsed.render_as_string(hide_password=True)
     if parsed.get_backend_name() == "sqlite":
         path = where.root / str(parsed.database)
+        address = parsed.set(database=str(path))
         if not path.exists():
             return Finding("servers", OK, f"the ledger {shown} does not exist yet: the first run makes it")
         try:
@@ -103,9 +104,6 @@ def of_ledger(where: Place) -> Finding:
             text = f"the ledger {shown} does not answer ({reason}): start its server or correct FLYWHEEL_LEDGER_URL"
             return Finding("servers", BAD, text)
     if version == ledger.SCHEMA:
-        address = sa.make_url(url)
-        if parsed.get_backend_name() == "sqlite":
-            address = address.set(database=str(where.root / str(parsed.database)))
         text = address.render_as_string(hide_password=False)
         return unfinished(where, text) or Finding("servers", OK, f"the ledger {shown} is at schema {version}")
     if version is None or numbers(version) < numbers(ledger.SCHEMA):
@@ -219,19 +217,6 @@ def reached(title: str, url: str, port: int, variable: str) -> Finding:
         text = f"{title} {hidden(url)}, which {variable} names, does not answer ({reason_of(problem)})"
         return Finding("servers", BAD, text, f"unset {variable}")
     return Finding("servers", OK, f"{title} {hidden(url)} accepts connections")
-
-
-# Each of them is a check of its own, so that a server that hangs does not hide what is known of the others.
-def mlflow_server(where: Place) -> list[Finding]:
-    return [mlflow(where)]
-
-
-def prefect_server(where: Place) -> list[Finding]:
-    return [prefect(where)]
-
-
-def ledger_database(where: Place) -> list[Finding]:
-    return [of_ledger(where)]
 
 
 # --- DVC's remotes

@@ -1,14 +1,20 @@
-"""Changes to params.yaml: a task's preset, a model's, and `--set key=value`. They are checked first, and written at once."""
+"""Changes to params.yaml: a task's preset, a model's, and `--set key=value`. They are checked first, and written at once.
+
+The name of a task is checked without running the task's module, unless it is a package's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 import json
 from pathlib import Path
 from typing import Any
 
+import environments
 from environments import did_you_mean
-from flows.repro.tasks import check_task, has_tools
+from environments.kit import mixed
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
@@ -94,6 +100,8 @@ def preset_of(task: str) -> Path:
 
 def model_settings(preset: str) -> dict[str, Any]:
     """The settings of a model's preset, tasks_data/_models/<preset>.yaml, by dotted key. UserError where there is none."""
+    from steps.tracking.entries import flat
+
     file = MODELS / f"{preset}.yaml"
     if not file.is_file():
         names = sorted(each.stem for each in MODELS.glob("*.yaml"))
@@ -101,14 +109,7 @@ def model_settings(preset: str) -> dict[str, Any]:
         raise UserError(
             f"there is no preset {preset}{question} The models with a preset are {', '.join(names) or '(none here)'}"
         )
-
-    def leaves(section: dict[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for key, value in section.items():
-            flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        return flat
-
-    return leaves(read_mapping(params.read_text(file), file), "")
+    return flat(read_mapping(params.read_text(file), file))
 
 
 def with_model(text: str, path: Path, settings: dict[str, Any]) -> str:
@@ -185,3 +186,42 @@ def values(assignments: list[str]) -> dict[str, Any]:
         except (YAMLError, ValueError):  # ValueError: a date or a number that is none
             raise UserError(f"--set {assignment}: the value is not valid YAML") from None
     return pairs
+
+
+def check_task(name: str) -> None:
+    """UserError with the nearest name and all others where there is no such task. Several have a + between their names."""
+    if "+" in name:
+        for each in name.split("+"):
+            check_task(each)
+        return
+    if ":" in name:
+        try:
+            environments.load(name)
+        except (ValueError, ModuleNotFoundError) as problem:
+            raise UserError(f"task: {problem}") from None
+        return
+    if "." in name:
+        spec = None
+        with contextlib.suppress(ModuleNotFoundError):  # of the packages that it is in, which are imported
+            spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise UserError(
+                f"task: there is no module {name}: start the command in a folder, or set PYTHONPATH to one, from which it "
+                "can be imported"
+            )
+        return
+    if name not in environments.tasks() and name != "mcp":
+        raise UserError(f"task: {environments.no_task(name)}")
+
+
+def has_tools(name: str) -> bool:
+    """Whether a task, or one of several, shows its policy tools. Environments of packages and agents of the user's own are
+    taken to do so. UserError where the task's module cannot be loaded."""
+    if ":" in name:
+        return True
+    try:
+        env = environments.load(name)
+        parts = list(mixed.parts(env).values()) or [env]
+        return any(part.is_agent or part.tools() for part in parts)
+    except (ValueError, ModuleNotFoundError, FileNotFoundError) as problem:
+        raise UserError(f"task: {problem}") from None

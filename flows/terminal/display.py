@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from rich.text import Text
 
 from flows.terminal.report import Point
 from steps.core.masking import MaskingFilter, masked
+from steps.core.terminal import logged
 
 PROGRESS = Path(".flywheel/progress.json")
 MINUTE = 60.0  # seconds between the lines that say how far a long stage is, where nothing is live
@@ -201,36 +201,28 @@ class RunDisplay:
     def shown(self, log: Path, logger: Any = None) -> Iterator[None]:
         """Inside, show the run on this process's terminal, and by a flow run's logger; all other output goes to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        terminal = os.dup(1), os.dup(2)
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        log.touch(0o600)
+        os.truncate(log, 0)
         os.environ["FLYWHEEL_PROGRESS"] = os.fspath(PROGRESS.absolute())
         mask_logs()
         self.logger = logger
-        self.console = Console(file=os.fdopen(terminal[0], "w", closefd=False))
-        os.dup2(file, 1)
-        os.dup2(file, 2)
         ended = threading.Event()
-        threading.Thread(target=self._report_often, args=(ended,), daemon=True).start()
         try:
-            live = Live(self, console=self.console, refresh_per_second=4, transient=True)
-            with live if self.console.is_terminal else contextlib.nullcontext() as self.live:
-                yield
+            with os.fdopen(os.dup(1), "w") as terminal, logged(log):
+                self.console = Console(file=terminal)
+                threading.Thread(target=self._report_often, args=(ended,), daemon=True).start()
+                live = Live(self, console=self.console, refresh_per_second=4, transient=True)
+                try:
+                    with live if self.console.is_terminal else contextlib.nullcontext() as self.live:
+                        yield
+                finally:
+                    ended.set()
+                    if self.live is not None:
+                        self.console.print(self._table())  # the live one is gone
+                    if self.logger is not None:
+                        deliver_logs()
         finally:
-            ended.set()
-            if self.live is not None:
-                self.console.print(self._table())  # the live one is gone
-            if self.logger is not None:
-                deliver_logs()
             self.live, self.logger = None, None
-            self.console.file.flush()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(terminal[0], 1)
-            os.dup2(terminal[1], 2)
-            for number in (*terminal, file):
-                os.close(number)
             os.environ.pop("FLYWHEEL_PROGRESS", None)
             self.console = Console()
 

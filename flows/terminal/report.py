@@ -82,9 +82,8 @@ def decision_table(iterations: int) -> list[str]:
     kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.decisions))
     if not kinds or not iterations:
         return []
-    shown = [
-        round(place * iterations / min(iterations, COLUMNS - 1)) for place in range(min(iterations, COLUMNS - 1) + 1)
-    ]
+    most = min(iterations, COLUMNS - 1)
+    shown = [round(place * iterations / most) for place in range(most + 1)]
     rows = [f"{'right decisions, %':>20}{'base':>6}" + "".join(f"{number:>5}" for number in shown[1:])]
     for kind in kinds:
         counts = [evaluations[number].decisions.get(kind, (0, 0)) for number in shown]
@@ -102,15 +101,12 @@ def origin_line(name: str) -> str:
 def origin_rows() -> dict[str, Any]:
     """Validation of the policies before iteration 001, by name: START and SFT, where chain.yaml has them."""
     keys = ("success", "ci95", "clusters", "n", "sampled_success")
-    rows = {name: read(RUN / name / "evaluation" / "summary.json") for name in origins(Path())}
-    if not rows:
+    names = origins(Path())
+    if not names:
         return {}
-    rows = {BASE: read(RUN / BASE / "evaluation" / "summary.json")} | rows
-    return {
-        "before": {
-            ("base" if name == BASE else name): {key: row.get(key) for key in keys} for name, row in rows.items()
-        }
-    }
+    policies = {"base": BASE} | {name: name for name in names}
+    rows = {shown: read(RUN / name / "evaluation" / "summary.json") for shown, name in policies.items()}
+    return {"before": {shown: {key: row.get(key) for key in keys} for shown, row in rows.items()}}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from flows.repro.pipeline import Pipeline
 
 LANE = "sampling"
-SLEEPING = {
-    "OMP_WAIT_POLICY": "passive",
-    "KMP_BLOCKTIME": "0",
-}  # of GNU's and of LLVM's OpenMP: no result depends on them
+# Of GNU's and of LLVM's OpenMP: no result depends on them.
+SLEEPING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 
 def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str, str], dict[str, str], str]:

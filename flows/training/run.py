@@ -28,12 +28,12 @@ from flows.terminal.report import RUN, Point
 from flows.training import ended, start, way
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
-from flows.training.split import count_look, power_line
-from flows.training.trackers import open_trackers, track
+from steps.core import alike
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
-from steps.core.records import ITERATION_STAGES
+from steps.core.ports import every
+from steps.core.records import ITERATION_STAGES, read_records
 from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
@@ -48,6 +48,7 @@ BLIND = (
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
+    from environments.base import Scenario
     from steps.analytics.readiness import Readiness
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.system_metrics import Sample
@@ -73,6 +74,30 @@ def run_beside(stage: str, pipeline: Pipeline, display: RunDisplay) -> bool:
         raise
     finally:
         display.end_beside()
+
+
+@task(task_run_name="track {iteration}", cache_policy=NO_CACHE)
+def track(trackers: list[Tracker], iteration: str, overhead: float, system: list[Sample], display: RunDisplay) -> None:
+    """Log an iteration to each of them."""
+    for tracker in trackers:
+        tracker.iteration(iteration, overhead, system)
+
+
+def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, list[Tracker]]:
+    """MLflow's tracker, and all trackers: MLflow's first, whose runs and metrics others read. `name` is the run's."""
+    from steps.tracking import lasting, tracker
+
+    display.begin("opening MLflow's store")
+    log = partial(log_message, display)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
+    return mlflow, [mlflow, *(lasting.Guarded(begin, mlflow.tracker) for begin in every("tracker"))]
+
+
+def log_message(display: RunDisplay, text: str) -> None:
+    """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
+    line = f"tracking: {masked(text)}"
+    print(line, flush=True)
+    display.lack(line)
 
 
 def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
@@ -178,7 +203,12 @@ def _iterations(
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
     quiet = 0  # iterations in a row without a signal, where the run chose its way
-    with system_metrics.sampled() as drain, Ahead(params, pipeline, partial(submit, pipeline, display)) as ahead:
+
+    def submit(stage: str, before: PrefectFuture[bool] | None) -> PrefectFuture[bool]:
+        """Begin a stage in another thread, after the one before it there."""
+        return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
+
+    with system_metrics.sampled() as drain, Ahead(params, pipeline, submit) as ahead:
         loop = Loop(run, ahead, trackers, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
@@ -268,17 +298,42 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     return future
 
 
-def submit(
-    pipeline: Pipeline, display: RunDisplay, stage: str, before: PrefectFuture[bool] | None
-) -> PrefectFuture[bool]:
-    """Begin a stage in another thread, after the one before it there."""
-    return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
-
-
 def warn(iteration: int, display: RunDisplay) -> None:
     """Say what failed in an iteration, why it taught nothing, and what the tripwires see, where that is so."""
     for line in health.lines(iteration):
         display.say(line)
+
+
+# --- The test scenarios and the gate: what gain they can show, said before training, and the look that a run takes.
+
+
+def scenarios() -> list[Scenario]:
+    """The run's test scenarios."""
+    from environments.base import Scenario
+
+    return read_records(Scenario, RUN / "scenarios/test.parquet")
+
+
+def power_line(params: Params, base: Point) -> str:
+    """The smallest gain that the gate will show; `base` is the base policy on the validation split."""
+    from steps.registry import power
+
+    clusters = alike.read(RUN / "scenarios").of(scenario.id for scenario in scenarios())
+    return power.before(clusters, base.success, params.promote, is_judged=base.measure != "success")
+
+
+def count_look(display: RunDisplay) -> None:
+    """Record that the run has looked at its test scenarios, whether or not it has registered what it tested there."""
+    from steps.project.ledger import Ledger
+    from steps.registry import looks
+
+    receipt = report.read(RUN / "receipt.json")
+    ids = [scenario.id for scenario in scenarios()]
+    try:
+        with Ledger(patience=5) as ledger:
+            looks.tested(ledger, receipt["name"], ids, receipt["adapter_hash"])
+    except UserError as problem:
+        display.lack(f"The look at the test scenarios was not counted: {problem}; the same command again counts it.")
 
 
 def title(params: Params, name: str) -> str:

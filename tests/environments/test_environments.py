@@ -30,7 +30,7 @@ from benchmarks.environments import replay as replay_plays
 from environments import _new, tasks
 from environments.base import Component, Env, Message, Scenario, Split, error, is_error, tool, tool_calls, use
 from environments.kit.values import truth
-from flows.repro.tasks import check_task
+from flows.repro.parameters import check_task
 from steps.policy.chat import Chat
 from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask

@@ -126,6 +126,12 @@ def test_an_entry_of_the_kept_list_that_nobody_explained_counts(
     assert audit.main(["lock.txt", "--kept"]) == 2
 
 
+def test_a_package_is_known_by_any_spelling_of_its_name() -> None:
+    advisory = {"id": "PYSEC-2", "affected": [{"package": {"name": "Ruamel.Yaml"}, "versions": ["0.1"]}]}
+    wanted = {"package": "ruamel-yaml", "names": ["PYSEC-2"], "versions": ["0.1"]}
+    assert advisories.entries(advisory, {"ruamel-yaml"}) == [wanted]
+
+
 def test_the_list_is_written_from_a_clone(tmp_path: Path) -> None:
     clone, kept = tmp_path / "clone", tmp_path / "kept.json"
     (clone / "vulns/pip").mkdir(parents=True)

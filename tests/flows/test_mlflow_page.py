@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flows.deployment.mlflow_page import FIRST_VISIT, address_of_runs, with_first_visit
+from flows.deployment.mlflow_server import FIRST_VISIT, address_of_runs, with_first_visit
 from tests.conftest import ROOT
 
 

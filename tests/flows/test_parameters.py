@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 import environments
-from flows.repro.parameters import set_params
-from flows.repro.tasks import has_tools
+from flows.repro.parameters import has_tools, set_params
 from steps.core.errors import UserError, explain
 from steps.core.params import Params, load
 from tests.conftest import ROOT, python, run

@@ -411,7 +411,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> dict[str, bytes]:
     """The log of a flow, its terminal, what Prefect's logger passes on, and the worker's log and answer."""
     from flows.terminal.display import RunDisplay
-    from flows.training import trackers
+    from flows.training.run import log_message
 
     everything = "\n".join(text(place) for place in TEXTS) + "\n" + environment()
     passed: list[str] = []
@@ -434,7 +434,7 @@ def logged(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     log = project.root / ".flywheel/train.log"
     display = RunDisplay()
     with display.shown(log, of_run):
-        trackers.log_message(display, everything)
+        log_message(display, everything)
         progress.say(everything)
         exit_code(fails)
         try:

@@ -19,9 +19,9 @@ from steps.core.evaluations import Evaluation
 from steps.core.records import Judgement, Order, Reward, Trajectory, Turn, write_records
 from steps.core.stats import wilson
 from tests.conftest import ROOT
-from viewer import app, changes, charts, formats, group, index, pages
+from viewer import app, charts, formats, group, index, pages
+from viewer.overview import change, evaluations
 from viewer.query import parse
-from viewer.summaries import evaluations
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
@@ -526,7 +526,7 @@ def test_compare_side_by_side(client: TestClient) -> None:
     ],
 )
 def test_changes(before: float | None, after: float | None, expected: str) -> None:
-    assert changes.change(before, after) == expected
+    assert change(before, after) == expected
 
 
 # --- Analytics

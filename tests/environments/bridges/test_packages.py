@@ -14,7 +14,7 @@ import environments
 from environments.base import Message, Scenario, Split, TaskProblem, is_error, use, words
 from environments.bridges import gymnasium, packages, reasoning_gym, stepped, textarena_solved
 from environments.bridges.stepped import Stepped
-from flows.repro.tasks import check_task
+from flows.repro.parameters import check_task
 from steps.core.errors import UserError
 from steps.core.params import Params, Scenarios
 from steps.core.params_tasks import short_name

@@ -13,7 +13,7 @@ import pytest
 import environments
 from environments.base import Env, Message, TaskProblem, use
 from environments.bridges import apart, packages
-from flows.repro.tasks import check_task
+from flows.repro.parameters import check_task
 from steps.core.errors import UserError
 from tests.support.apart import write_environments, write_stand_ins
 
