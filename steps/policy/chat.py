@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Message
 from steps.core.pictures import Shown
 from steps.policy import formats
 from steps.policy.rendering import Renderer
+
+if TYPE_CHECKING:
+    from steps.policy.pictures import Vision
 
 DUMMY = "dummy_function"
 ARGUMENTS = {  # of the dummy call that must be read back
@@ -57,14 +60,6 @@ class Prompt(NamedTuple):
     pictures: tuple[Shown, ...] = ()
 
 
-class Sight(Protocol):
-    """What reads pictures into tokens: steps/policy/pictures.py."""
-
-    def expand(
-        self, ids: Sequence[int], messages: Sequence[Message], bytes_of: Mapping[str, str], start: int = 0
-    ) -> tuple[list[int], tuple[Shown, ...]]: ...
-
-
 class Parsed(NamedTuple):
     """An assistant's turn as a message, and what is wrong with each malformed call."""
 
@@ -87,7 +82,7 @@ class Chat:
         options: dict[str, Any] | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
-        vision: Sight | None = None,  # of a model that sees
+        vision: Vision | None = None,  # of a model that sees
         blind: str = "the policy sees no pictures",  # why there is none, and what to do
     ) -> None:
         self.tokenizer, self.vision = tokenizer, vision
