@@ -32,10 +32,8 @@ BASE = "000"  # the policy before any iteration
 ITSELF = "base.json"  # in run/000: names the base policy's adapter
 AGAINST = (ITSELF, "evaluation", "test")  # in run/000: what an evaluation may be compared with
 START, SFT = "start", "sft"  # policies that iteration 001 may continue in place of the base: run/start, run/sft
-OF_ONE, OF_SEVERAL = (
-    "{param: task, rubric: /rubric.md}",
-    '{param: tasks, rubric: ""}',
-)  # several have one in each folder
+OF_ONE = "{param: task, rubric: /rubric.md}"
+OF_SEVERAL = '{param: tasks, rubric: ""}'  # which have a rubric in each folder
 TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
 CHAMPION = "start/champion"  # the registry's champion, where it is the opponent: flows/training/start.py copies it
 OPPONENT = re.compile(rf"run/(\d{{3}}|{START}|{SFT})/adapter|{CHAMPION}", re.ASCII)
