@@ -31,14 +31,7 @@ ARGUMENTS = {  # of the dummy call that must be read back
     "words": ["one", "two, three"],
     "nested": {"list": [1, {"deep": "é\"'"}], "none": None},
 }
-TYPES = {
-    "text": "string",
-    "count": "integer",
-    "share": "number",
-    "flag": "boolean",
-    "words": "array",
-    "nested": "object",
-}
+TYPES = dict(zip(ARGUMENTS, "string integer number boolean array object".split(), strict=True))
 DUMMY_TOOL = {
     "type": "function",
     "function": {

@@ -61,12 +61,6 @@ def sampler_of(iteration: int, overlap: int) -> int:
     return max(iteration - 1 - overlap, 0)
 
 
-def opponent_of(iteration: int, overlap: int, every: int) -> int:
-    """The iteration whose adapter is the opponent of this one (rollout.opponent): the newest multiple of `every` that is
-    not newer than the one that samples."""
-    return sampler_of(iteration, overlap) // every * every
-
-
 def write_chain(
     iterations: int,
     best: int | str,
@@ -92,8 +86,8 @@ def write_chain(
     def against(iteration: int) -> str:
         if isinstance(opponent, str):
             return opponent
-        played = opponent_of(iteration, overlap, opponent) if opponent else sampler_of(iteration, overlap)
-        return f"run/{name(played)}/adapter"
+        sampler = sampler_of(iteration, overlap)  # the opponent is no newer one
+        return f"run/{name(sampler // opponent * opponent if opponent else sampler)}/adapter"
 
     links = "\n".join(
         f'  "{iteration_name(i)}": {{prev: "{name(i - 1)}", policy: "{name(sampler_of(i, overlap))}", '
