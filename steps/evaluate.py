@@ -146,12 +146,12 @@ def say_result(summary: Evaluation) -> None:
 
 def by_success(held_out: Sequence[Scenario], rewards: Sequence[Reward], groups: Groups) -> dict[str, Any]:
     """The fields of an Evaluation by the rule."""
-    from steps.registry import shares
+    from steps.registry import paired
 
     wins = [bool(reward.success) for reward in rewards]
     return {
         "success": sum(wins) / len(wins),
-        "ci95": shares.interval(zip((scenario.id for scenario in held_out), wins, strict=True), groups),
+        "ci95": paired.attempts_interval(zip((scenario.id for scenario in held_out), wins, strict=True), groups),
         "clusters": groups.count(scenario.id for scenario in held_out),
         "reward": mean([reward.score for reward in rewards if reward.score is not None]),
         "slices": by_kind(held_out, wins),
@@ -200,7 +200,7 @@ def by_task(
 ) -> dict[str, dict[str, Any]]:
     """The results of each of several tasks, as fields of a TaskResult; nothing for a single task. `sampled` are the rewards
     of the sampled attempts."""
-    from steps.registry import shares
+    from steps.registry import paired
 
     tasks = {scenario.id: scenario.task for scenario in held_out}
     results = {}
@@ -212,7 +212,7 @@ def by_task(
         results[task] = {
             "n": len(places),
             "success": mean(wins),
-            "ci95": shares.interval(zip(ids, wins, strict=True), groups),
+            "ci95": paired.attempts_interval(zip(ids, wins, strict=True), groups),
             "clusters": groups.count(ids),
             "reward": mean([score for place in places if (score := rewards[place].score) is not None]),
             "turns": mean([len(played[place].turns) for place in places]),
@@ -239,7 +239,7 @@ def sample(job: Job, held_out: list[Scenario], count: int) -> list[Reward]:
 
 def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> dict[str, Any]:
     """The fields of an Evaluation on sampled attempts. Those at one scenario are alike, as those at its group are."""
-    from steps.registry import shares
+    from steps.registry import paired
 
     if not rewards:
         return {}
@@ -247,7 +247,9 @@ def sampled_summary(rewards: list[Reward], scenarios: int, groups: Groups) -> di
     return {
         "sampled_attempts": len(rewards) // scenarios,
         "sampled_success": mean(wins),
-        "sampled_ci95": shares.interval(zip((reward.scenario_id for reward in rewards), wins, strict=True), groups),
+        "sampled_ci95": paired.attempts_interval(
+            zip((reward.scenario_id for reward in rewards), wins, strict=True), groups
+        ),
     }
 
 

@@ -34,7 +34,7 @@ from steps.core.stats import added, counted, mean
 from steps.core.terminal import ProgressDisplay, command_parser, console, exit_code, table
 from steps.core.yaml_text import read_mapping
 from steps.judging.rule import by_rule
-from steps.registry import shares
+from steps.registry import paired
 
 COUNT = 100
 RUN, CHAIN = Path("run"), Path("chain.yaml")
@@ -72,7 +72,7 @@ def result(
         split=split,
         n=len(rewards),
         success=sum(won for _, won in wins) / len(rewards),
-        ci95=shares.interval(wins, groups),
+        ci95=paired.attempts_interval(wins, groups),
         clusters=groups.count(name for name, _ in wins),
         reward=mean(scores) if scores else None,
         turns=mean(turns),

@@ -105,13 +105,13 @@ def _open(raw: bytes) -> Any:
     return image
 
 
-def with_pictures(texts_and_pictures: Sequence[str | tuple[str, str]], separator: str = "\n") -> dict[str, Any]:
+def with_pictures(texts_and_pictures: Sequence[str | tuple[str, str]]) -> dict[str, Any]:
     """The content of a message, and its pictures beside it, of texts and (SHA-256, base64) in their order. Texts without a
-    picture between them are joined by `separator`. The pictures hold their bytes until `apart` takes them out."""
+    picture between them are joined by a line break. The pictures hold their bytes until `apart` takes them out."""
     text, pictures, is_after_text = "", [], False
     for part in texts_and_pictures:
         if isinstance(part, str):
-            text += (separator if is_after_text else "") + part
+            text += ("\n" if is_after_text else "") + part
         else:
             pictures.append({"at": len(text), "sha256": part[0], "data": part[1]})
         is_after_text = isinstance(part, str)

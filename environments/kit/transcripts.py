@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 Message = dict[str, Any]  # as in the OpenAI chat format: role, content, and an assistant's tool_calls
@@ -55,27 +55,24 @@ def count_turns(messages: Sequence[Message]) -> int:
 
 def count_calls(messages: Sequence[Message]) -> int:
     """The number of calls that were answered; a turn without any counts as one."""
-    calls = 0
-    for place, message in enumerate(messages):
-        if message["role"] == "assistant":
-            answers = itertools.takewhile(lambda later: later["role"] == "tool", messages[place + 1 :])
-            calls += max(1, min(len(message.get("tool_calls") or ()), len(list(answers))))
-    return calls
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    return sum(max(1, len(list(_answered(messages, place)))) for place in turns)
 
 
 def tool_calls(messages: Sequence[Message]) -> list[tuple[str, dict[str, Any], Message]]:
     """(name, arguments, observation) of each call in a transcript, in order. Calls without an observation are skipped."""
     calls = []
-    for index, message in enumerate(messages):
-        observations = []
-        for later in messages[index + 1 :]:
-            if later["role"] != "tool":
-                break
-            observations.append(later)
-        for call, observation in zip(message.get("tool_calls") or (), observations, strict=False):
+    for place in range(len(messages)):
+        for call, observation in _answered(messages, place):
             arguments = call["function"]["arguments"]
             calls.append((call["function"]["name"], arguments if isinstance(arguments, dict) else {}, observation))
     return calls
+
+
+def _answered(messages: Sequence[Message], place: int) -> Iterator[tuple[dict[str, Any], Message]]:
+    """The calls of the message at this place that were answered, each with its observation."""
+    observations = itertools.takewhile(lambda later: later["role"] == "tool", messages[place + 1 :])
+    return zip(messages[place].get("tool_calls") or (), observations, strict=False)
 
 
 def accepted(messages: Sequence[Message], tool: str) -> dict[str, Any] | None:

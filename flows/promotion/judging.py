@@ -144,7 +144,8 @@ def on_regression(
         return checks.held(f"not measured: {parameters.task} has no rule, by which to judge it") if there else None
     clusters = alike.named_clusters(parameters.task, again.scenarios)
     if parameters.promote.decides == "test":
-        return checks.holds(again.challenger, again.other, again.against, parameters.promote, clusters)
+        against = f"{again.against} on {len(again.scenarios)} scenarios that went wrong before"
+        return checks.holds("regression", again.challenger, again.other, against, clusters, parameters.promote)
     return checks.gains(again.challenger, again.other, again.against, clusters, look, parameters.promote)
 
 

@@ -61,18 +61,8 @@ def tables(analysis: Analysis) -> list[Any]:
 
     lines = [*analysis.lines, *([analysis.total] if len(analysis.lines) > 1 else [])]
     by = ", ".join(analysis.by)
-    columns = (
-        "n",
-        "groups",
-        "success (95 %)",
-        "reward",
-        "turns",
-        "tokens 50/90/99 %",
-        "s/turn 50/90/99 %",
-        "failed",
-        "unscored",
-    )
-    results = titled(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns)
+    columns = "n|groups|success (95 %)|reward|turns|tokens 50/90/99 %|s/turn 50/90/99 %|failed|unscored"
+    results = titled(f"{analysis.source}: {', '.join(analysis.splits)}", by, *columns.split("|"))
     acts = titled("actions: share of all", by, *(names := list(analysis.total.actions)))
     for line in lines:
         group, success = printable(", ".join(line.group)), ""

@@ -16,7 +16,7 @@ from steps.core.alike import Groups
 from steps.core.errors import UserError
 from steps.core.records import Record
 from steps.core.stats import mean
-from steps.registry import shares
+from steps.registry import paired
 
 TOP = 10  # error patterns shown
 KEYS = ("iteration", "split", "slice")  # of --by, beside the keys of slices, such as kind
@@ -153,7 +153,7 @@ def group_summary(group: tuple[str, ...], episodes: Sequence[EpisodeSummary], al
         group=group,
         n=len(episodes),
         success=mean(judged) if judged else None,
-        ci95=shares.interval(pairs, alike) if pairs else None,
+        ci95=paired.attempts_interval(pairs, alike) if pairs else None,
         clusters=alike.count(name for name, _ in pairs),
         reward=mean(scores) if scores else None,
         unscored=len(episodes) - len(scores),

@@ -28,9 +28,8 @@ class Readiness(NamedTuple):
 
     attempts: int
     failed: int  # ended by an error of the environment or the agent
-    called: (
-        int | None
-    )  # made a call that a tool accepted; None: the task has no tools, or an agent has tools of its own
+    # Made a call that a tool accepted; None: the task has no tools, or an agent has tools of its own
+    called: int | None
     cut: int  # cut off by max_tokens or the context
     scored: int
     succeeded: int | None  # None: nothing but a judge says what a success is

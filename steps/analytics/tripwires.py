@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,44 +44,43 @@ class Finding(NamedTuple):
     text: str  # what was seen, and what to do
 
 
-def no_variance(it: Iteration) -> str:
+# A tripwire yields a sentence where it sees something; the first one counts.
+
+
+def no_variance(it: Iteration) -> Iterator[str]:
     flat, groups = it.metrics["zero_variance_groups"], it.metrics["groups"]
     if groups and flat >= FLAT * groups:
-        return (
+        yield (
             f"in {flat} of {groups} groups all attempts earned the same, so that hardly anything is learnt from. Take "
             "scenarios that succeed at times, give partial credit, or raise rollout.attempts"
         )
-    return ""
 
 
-def missing_episodes(it: Iteration) -> str:
+def missing_episodes(it: Iteration) -> Iterator[str]:
     sizes = Counter(len(group) for group in it.groups.values())
     if len(sizes) > 1:
         whole = max(sizes)
         lost = sum((whole - size) * count for size, count in sizes.items())
-        return (
+        yield (
             f"{lost} episodes are missing: some groups have fewer attempts than {whole}. Sample again "
             "(`.venv/bin/dvc repro -f`)"
         )
-    return ""
 
 
-def empty_episodes(it: Iteration) -> str:
+def empty_episodes(it: Iteration) -> Iterator[str]:
     empty = sum(not any(turn.completion_ids for turn in each.turns) for each in it.batch)
     if empty > FEW * len(it.batch):
-        return (
+        yield (
             f"{empty} of {len(it.batch)} episodes hold no sampled turn: an agent that does not use the base URL which it is "
             "given, or fails before its first call, leaves such captures"
         )
-    return ""
 
 
-def repeated_error(it: Iteration) -> str:
+def repeated_error(it: Iteration) -> Iterator[str]:
     errors = Counter(error for each in it.batch for error in errors_of(each))
     for error, count in errors.most_common(1):
         if count >= REPEATED * len(it.batch):
-            return f"{count} of {len(it.batch)} episodes have the same error: {error[:200]}. {cure(error, it.batch)}"
-    return ""
+            yield f"{count} of {len(it.batch)} episodes have the same error: {error[:200]}. {cure(error, it.batch)}"
 
 
 def cure(error: str, batch: Sequence[Trajectory]) -> str:
@@ -102,175 +101,158 @@ def errors_of(trajectory: Trajectory) -> set[str]:
     return shown | ({trajectory.error} if trajectory.error else set())
 
 
-def failed_episodes(it: Iteration) -> str:
+def failed_episodes(it: Iteration) -> Iterator[str]:
     failed = sum(each.stop_reason == "error" for each in it.batch)
     if failed > FEW * len(it.batch):
-        return f"{failed} of {len(it.batch)} episodes failed. `make check-task NAME=…` tests a task without a model"
-    return ""
+        yield f"{failed} of {len(it.batch)} episodes failed. `make check-task NAME=…` tests a task without a model"
 
 
-def quarantined(it: Iteration) -> str:
+def quarantined(it: Iteration) -> Iterator[str]:
     count, total = it.metrics["quarantined"], it.metrics["collected"]
     if count > FEW * total:
         reasons = ", ".join(it.metrics.get("quarantine", {}))
-        return f"{count} of {total} trajectories are quarantined ({reasons}): they are not what was sampled"
-    return ""
+        yield f"{count} of {total} trajectories are quarantined ({reasons}): they are not what was sampled"
 
 
-def unscored(it: Iteration) -> str:
+def unscored(it: Iteration) -> Iterator[str]:
     failed = {each.id for each in it.batch if each.stop_reason == "error"}
     count = sum(reward.score is None and reward.trajectory_id not in failed for reward in it.rewards)
     if count > FEW * len(it.rewards):
         numbers = unusable_line([(reward.score, reward.explanation) for reward in it.rewards])
-        return numbers or (
+        yield numbers or (
             f"{count} of {len(it.rewards)} episodes have no score, for the reasons in {it.folder / 'judgements.jsonl'}"
         )
-    return ""
 
 
-def judge_alike(it: Iteration) -> str:
+def judge_alike(it: Iteration) -> Iterator[str]:
     scores = [reward.score for reward in it.rewards if reward.name != "rule" and reward.score is not None]
     if len(scores) > 1 and len(set(scores)) == 1:
-        return f"the judge gave all {len(scores)} episodes the same score, {scores[0]:g}: read what it is asked and answers"
-    return ""
+        yield f"the judge gave all {len(scores)} episodes the same score, {scores[0]:g}: read what it is asked and answers"
 
 
-def same_attempts(it: Iteration) -> str:
+def same_attempts(it: Iteration) -> Iterator[str]:
     several = [group for group in it.groups.values() if len(group) > 1]
     equal = sum(len({spoken(each) for each in group}) == 1 for group in several)
     if several and equal >= FLAT * len(several):
-        return (
+        yield (
             f"in {equal} of {len(several)} groups all attempts are the same to the token: the sampler is greedy, or "
             "repeats its seed. Look at rollout.temperature, and at the server's settings"
         )
-    return ""
 
 
 def spoken(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
     return tuple(turn.completion_ids for turn in trajectory.turns)
 
 
-def stale_sampler(it: Iteration) -> str:
+def stale_sampler(it: Iteration) -> Iterator[str]:
     adapters = {each.adapter_hash for each in it.batch}
     if strange := adapters - it.adapters:
-        return (
+        yield (
             f"adapter {min(strange)} sampled this batch, which no earlier iteration of this run wrote: sample it again"
         )
-    if len(adapters) > 1:
-        return f"{len(adapters)} adapters sampled this batch. Restart the servers that sample, and sample it again"
-    return ""
+    elif len(adapters) > 1:
+        yield f"{len(adapters)} adapters sampled this batch. Restart the servers that sample, and sample it again"
 
 
-def logprob_drift(it: Iteration) -> str:
+def logprob_drift(it: Iteration) -> Iterator[str]:
     now, before = it.metrics.get("sampler_kl"), it.before("sampler_kl")
     times, nats = DRIFT
     if now is not None and before and now > max(nats, times * median(before)):
-        return (
+        yield (
             f"sampler and trainer differ by {now:.2g} nats a token, and by {median(before):.2g} before: another dtype, "
             "kernel or temperature on one of the two sides"
         )
-    return ""
 
 
-def adapter_unchanged(it: Iteration) -> str:
+def adapter_unchanged(it: Iteration) -> Iterator[str]:
     if it.metrics["trained"] and adapter_hash(it.folder / "adapter") in it.adapters:
-        return f"{it.metrics['trained']} trajectories were trained on, and the adapter has not changed: is the rate 0?"
-    return ""
+        yield f"{it.metrics['trained']} trajectories were trained on, and the adapter has not changed: is the rate 0?"
 
 
-def zero_gradient(it: Iteration) -> str:
+def zero_gradient(it: Iteration) -> Iterator[str]:
     if it.metrics["trained"] and it.metrics.get("grad_norm", 1.0) == 0.0:
-        return f"{it.metrics['trained']} trajectories were trained on with a gradient of 0: a mask or a clip takes all of it"
-    return ""
+        yield f"{it.metrics['trained']} trajectories were trained on with a gradient of 0: a mask or a clip takes all of it"
 
 
-def no_choice(it: Iteration) -> str:
+def no_choice(it: Iteration) -> Iterator[str]:
     trained, without = it.metrics.get("tokens_trained"), it.metrics.get("tokens_dropped/constrained", 0)
     if trained is not None and without > FORCED * (trained + without):
-        return (
+        yield (
             f"of {trained + without} tokens with a signal {without} bear no loss, because the grammar of a schema or of a "
             "forced tool left no choice or is not known: look at rollout.grammar, and at what the agent asks for"
         )
-    return ""
 
 
-def explosion(it: Iteration, name: str, words: str) -> str:
+def explosion(it: Iteration, name: str, words: str) -> Iterator[str]:
     now, before = it.metrics.get(name), it.before(name)
     if now is not None and before and now > GROWTH * median(before):
-        return (
+        yield (
             f"episodes have {now:.0f} {words} on average, and had {median(before):.0f} before: the policy rambles. "
             "A penalty for length, update.truncated_completions: penalise or a larger update.beta holds it"
         )
-    return ""
 
 
-def truncation(it: Iteration) -> str:
+def truncation(it: Iteration) -> Iterator[str]:
     shares = [share_cut(metrics(folder)) for folder in it.earlier]
     if (now := share_cut(it.metrics)) >= CUT and shares and median(shares) < CUT / 2:
-        return f"{100 * now:.0f} % of the episodes were cut off, and {100 * median(shares):.0f} % before: read them"
-    return ""
+        yield f"{100 * now:.0f} % of the episodes were cut off, and {100 * median(shares):.0f} % before: read them"
 
 
 def share_cut(values: dict[str, Any]) -> float:
     return float(values["truncated"] / max(1, values["collected"]))
 
 
-def certainty(it: Iteration) -> str:
+def certainty(it: Iteration) -> Iterator[str]:
     now, before, success = it.metrics.get("entropy"), it.before("entropy"), it.metrics.get("success")
     if now is not None and before and success is not None and now < CERTAIN * before[0] and success < SURE_OF:
-        return (
+        yield (
             f"the entropy fell from {before[0]:.3g} to {now:.2g} nats a token while {100 * success:.0f} % of the episodes "
             "succeed: the policy has stopped exploring. Lower update.learning_rate, or raise update.beta"
         )
-    return ""
 
 
-def collapse(it: Iteration) -> str:
+def collapse(it: Iteration) -> Iterator[str]:
     names = chain.listed(it.run) or ()
     begun = next((name for name in (chain.SFT, chain.START) if name in names), chain.BASE)
     before, now = evaluation(it.run / begun), it.evaluation
     if it.gap(it.run / begun)[2] < 0:
         whose = "the base policy's" if begun == chain.BASE else f"run/{begun}'s"
-        return f"{now.measure} on validation fell to {now.share:.3f}, below {whose} {before.share:.3f}"
-    return ""
+        yield f"{now.measure} on validation fell to {now.share:.3f}, below {whose} {before.share:.3f}"
 
 
-def reward_hacking(it: Iteration) -> str:
+def reward_hacking(it: Iteration) -> Iterator[str]:
     now, reward = it.evaluation, it.metrics["reward_mean"]
     for folder in it.earlier:
         then = evaluation(folder)
         if it.gap(folder)[2] < 0 and reward > metrics(folder)["reward_mean"]:
-            return (
+            yield (
                 f"since iteration {int(folder.name)} {now.measure} on validation fell from {then.share:.3f} to "
                 f"{now.share:.3f} while the reward of training rose: it pays for something else. Read the transcripts"
             )
-    return ""
 
 
-def other_adapter(it: Iteration) -> str:
+def other_adapter(it: Iteration) -> Iterator[str]:
     if (own := adapter_hash(it.folder / "adapter")) != it.evaluation.adapter_hash:
-        return (
+        yield (
             f"the validation is of adapter {it.evaluation.adapter_hash}, and not of this iteration's {own}: "
             "`.venv/bin/dvc repro`"
         )
-    return ""
 
 
-def trained_on_held_out(it: Iteration) -> str:
+def trained_on_held_out(it: Iteration) -> Iterator[str]:
     held_out = {
         scenario.id: split
         for split in ("val", "test")
         for scenario in read_records(Scenario, it.run / f"scenarios/{split}.parquet")
     }
     if leaked := sorted(held_out[name] for name in it.groups if name in held_out):
-        return (
+        yield (
             f"{len(leaked)} of the scenarios that were trained on belong to the split {leaked[0]}: what is measured "
             "there is no evidence. Look at the task's scenarios, or at what was ingested"
         )
-    return ""
 
 
-TRIPWIRES: dict[str, Callable[[Iteration], str]] = {
+TRIPWIRES: dict[str, Callable[[Iteration], Iterator[str]]] = {
     "no variance": no_variance,
     "missing episodes": missing_episodes,
     "empty episodes": empty_episodes,
@@ -300,7 +282,7 @@ def findings(run: Path, number: int) -> list[Finding]:
     """What the tripwires see in an iteration of the run, in a fixed order. UserError where a file of it is missing."""
     iteration = Iteration(run, number)
     try:
-        return [Finding(name, text) for name, look in TRIPWIRES.items() if (text := look(iteration))]
+        return [Finding(name, text) for name, look in TRIPWIRES.items() if (text := next(look(iteration), ""))]
     except UserError:  # also for a parquet file that is missing
         raise
     except FileNotFoundError as problem:

@@ -57,8 +57,7 @@ def waste(folder: Path) -> Waste:
     if fates.keys() != set(names):
         raise UserError(
             f"{folder}/fates.json does not fit trajectories.parquet beside it: they are of different updates "
-            "(`.venv/bin/dvc repro` "
-            "runs it again)"
+            "(`.venv/bin/dvc repro` runs it again)"
         )
     tokens: dict[str, int] = dict.fromkeys(FATES, 0)
     if "turns" in batch.column_names:  # [N] lists of turns, each a list of tokens

@@ -42,12 +42,10 @@ def explain(error: BaseException) -> tuple[str, int]:
 def _advice(error: BaseException) -> str:
     """What the user can do about an error that is no UserError; empty where only its traceback helps."""
     for cause in causes(error):
-        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(cause):
-            where = getattr(cause, "filename", None) or Path.cwd()
+        text, where = str(cause), getattr(cause, "filename", None)
+        if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
             cure = "free some space and run the same command again: nothing half-written is left"
-            return f"the disk is full ({where}); {cure}"
-        text = str(cause)
-        where = getattr(cause, "filename", None)
+            return f"the disk is full ({where or Path.cwd()}); {cure}"
         refused = isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         if (refused and where) or "attempt to write a readonly database" in text:
             why = os.strerror(cause.errno or 0) if isinstance(cause, OSError) else "the database is read-only"

@@ -30,9 +30,8 @@ def write_text(path: Path, text: str, lasting: bool = True, private: bool = Fals
     only later that it has no room for the content. It is off for what is written often and worth nothing after a crash.
     `private`: only its owner can read it, from the first byte on.
     """
-    temporary = path.with_name(
-        f".tmp-{os.getpid()}-{get_native_id()}.{path.name}"
-    )  # two threads may write the same file
+    # Two threads may write the same file.
+    temporary = path.with_name(f".tmp-{os.getpid()}-{get_native_id()}.{path.name}")
     temporary.unlink(missing_ok=True)
     try:
         with open(temporary, "x", encoding="utf-8", opener=owners if private else None) as file:

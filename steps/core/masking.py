@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from steps.core import secret_forms
-from steps.core.readable import Span, replaced
+from steps.core.readable import Span, places_of, replaced
 from steps.core.readable import seen as seen_as
 
 MASK = "[masked]"
@@ -262,13 +262,8 @@ def _closed(text: str, start: int, quote: str) -> int:
 
 def _after_names(text: str, small: str) -> Iterator[tuple[int, int]]:
     """Where a secret stands after its name; `small` is the text in lower case."""
-    places, end = [], 0
-    for needle in KEYS:
-        place = small.find(needle)
-        while place >= 0:
-            places.append(place)
-            place = small.find(needle, place + len(needle))
-    for place in sorted(places):
+    end = 0
+    for place in sorted(places_of(KEYS, small)):
         if place >= end and (match := TEXT.match(text, place)) and (secret := _secret(text, match)) is not None:
             yield secret
             end = secret[1]
@@ -298,7 +293,10 @@ def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         return None
     if end - start < LONGEST:
         return start, end
-    return start, _quoted_end(text, start, match["open"], len(text)) if match["open"] else _end(REST, text, end)
+    if match["open"]:
+        return start, _quoted_end(text, start, match["open"], len(text))
+    rest = REST.match(text, end)
+    return start, rest.end() if rest else end
 
 
 def _quoted_end(text: str, start: int, opened: str, limit: int) -> int:
@@ -318,11 +316,6 @@ def _quoted_end(text: str, start: int, opened: str, limit: int) -> int:
         if more < 0 or more % (2 * slashes + 2) == 0:
             return token.end() - len(opened) if more > 0 else place
     return min(limit, len(text))
-
-
-def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
-    return match.end() if match else start
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -15,9 +15,8 @@ from typing import Any
 
 from environments.base import Message
 
-ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
-ROLES |= {"gpt": "assistant"}
-ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
+ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "gpt": "assistant"}
+ROLES |= {"function": "tool"} | {role: role for role in ("system", "user", "assistant", "tool")}
 TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 REASONING = ("reasoning", "thinking")
 CALLS = ("tool_call", "tool_use", "function_call", "custom_tool_call")

@@ -81,9 +81,8 @@ def _decoded(code: str) -> str:
         return unescape(code) if len(unescape(code)) == 1 else " "
     if code[0] != "\\":
         return ""
-    return (
-        chr(int(code[-4:], 16)).translate(table()) if code.lstrip("\\")[0] == "u" else "\v"
-    )  # no line break: that ends a quoted text
+    # No line break: that ends a quoted text.
+    return chr(int(code[-4:], 16)).translate(table()) if code.lstrip("\\")[0] == "u" else "\v"
 
 
 def replaced(text: str, find: Callable[[str], Iterable[Span]]) -> str:
@@ -151,10 +150,9 @@ class Words:
         """Its matches in a text."""
         if not (self.wordy or seen.has_digits):
             return
-        places, end = set[int](), 0
-        _find(seen.plain, [*self.words, *seen.live.get(self, ())], places)
+        places, end = places_of([*self.words, *seen.live.get(self, ())], seen.plain), 0
         if not seen.is_ascii:
-            _find(seen.small, self.others, places)
+            places |= places_of(self.others, seen.small)
         for place in sorted(places):
             if place < end:
                 continue
@@ -167,12 +165,15 @@ class Words:
                 end = match.end()
 
 
-def _find(text: str, words: list[str], places: set[int]) -> None:
+def places_of(words: Iterable[str], text: str) -> set[int]:
+    """Where one of the words stands in a text, whatever stands around it."""
+    places = set[int]()
     for word in words:
         place = text.find(word)
         while place >= 0:
             places.add(place)
             place = text.find(word, place + 1)
+    return places
 
 
 @lru_cache(2)

@@ -222,9 +222,8 @@ class Reward(Record):
 class Order(Record):
     """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
 
-    attempts: tuple[
-        str, ...
-    ]  # trajectory ids, first to last; "longer copy" for the copy that measures the liking of length
+    # Trajectory ids, first to last; "longer copy" for the copy that measures the liking of length
+    attempts: tuple[str, ...]
     scores: tuple[float | None, ...]  # of each
     calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used
     problem: str = ""
@@ -246,9 +245,8 @@ class Judgement(Record):
     scores: dict[str, float | None]  # by trajectory id; from all orders, without the effects of place and length
     reasons: dict[str, str] = {}
     orders: tuple[Order, ...] = ()
-    length_gain: float | None = (
-        None  # what a copy gains by being as long as the longest; None: none was shown or scored
-    )
+    # What a copy gains by being as long as the longest; None: none was shown or scored
+    length_gain: float | None = None
     probe: Probe | None = None
     shortened_to: int | None = None  # characters of a message, where longer ones lost their middle
     problem: str = ""
@@ -263,9 +261,8 @@ class Pair(Record):
     scenario_id: str
     score: float  # 1: better in both orders, 0: worse in both, 0.5: a tie
     reason: str  # why this score
-    judgement: Judgement | None = (
-        None  # None: no judge had to be asked; attempts are named <adapter>/<trajectory id> in it
-    )
+    # None: no judge had to be asked; attempts are named <adapter>/<trajectory id> in it
+    judgement: Judgement | None = None
 
 
 def write_records(records: Iterable[BaseModel], path: Path) -> None:

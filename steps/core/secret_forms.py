@@ -15,9 +15,8 @@ from steps.core.readable import Seen, Words, long_words, value_of
 
 LEAST = 16  # characters of a word that may be a key
 IN_KEY = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=.-")
-WRAPPED = re.compile(
-    r"[\n\v][ \t>|]{0,8}(?=[A-Za-z_+/=.-]{0,40}[0-9])(?=[\w+/=.-]{6})", re.ASCII
-)  # a key goes on with a digit
+# A key goes on with a digit.
+WRAPPED = re.compile(r"[\n\v][ \t>|]{0,8}(?=[A-Za-z_+/=.-]{0,40}[0-9])(?=[\w+/=.-]{6})", re.ASCII)
 PIECE = re.compile(r"[\w+/=.-]+", re.ASCII)
 # Where it is put together from parts: scanners of repositories look for such texts, too.
 SERVICES = (
@@ -224,22 +223,13 @@ def _in_word(text: str, start: int, word: str, again: Callable[[str], str]) -> I
         yield from ((start + match.start("value"), start + match.end("value")) for match in PARAMETER.finditer(word))
     if len(word) >= 40:
         for match in AWS.finditer(word):
-            if (
-                MIXED.match(match[0])
-                and "/" not in match[0][:1]
-                and not HEX.fullmatch(match[0])
-                and _is_dense(match[0])
-            ):
+            is_key = MIXED.match(match[0]) and "/" not in match[0][:1] and not HEX.fullmatch(match[0])
+            if is_key and _turns(match[0]) >= 7:  # too many for words, such as a path's
                 yield start + match.start(), start + match.end()
     if len(word) >= 20:
         for match in BASE64.finditer(word):
             if MIXED.match(match[0]) and _hides(match[0], again):
                 yield start + match.start(), start + match.end()
-
-
-def _is_dense(word: str) -> bool:
-    """Whether letters and digits change too often for words, such as a path's."""
-    return len(re.findall(r"[a-z](?=[A-Z0-9])|[A-Z](?=[0-9])|[0-9](?=[A-Za-z])", word)) >= 7
 
 
 def _hides(word: str, again: Callable[[str], str]) -> bool:
@@ -303,6 +293,7 @@ def _is_drawn(word: str) -> bool:
 
 
 def _turns(word: str) -> int:
+    """How often letters and digits, or small and capital letters, follow each other in a word."""
     return len(re.findall(r"[a-z](?=[A-Z0-9])|[A-Z](?=[0-9])|[0-9](?=[A-Za-z])", word))
 
 

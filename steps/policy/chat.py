@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from environments.base import Message
 from steps.core.pictures import Shown
 from steps.policy import formats
 from steps.policy.rendering import Renderer
+
+if TYPE_CHECKING:
+    from steps.policy.pictures import Vision
 
 DUMMY = "dummy_function"
 ARGUMENTS = {  # of the dummy call that must be read back
@@ -28,14 +31,7 @@ ARGUMENTS = {  # of the dummy call that must be read back
     "words": ["one", "two, three"],
     "nested": {"list": [1, {"deep": "é\"'"}], "none": None},
 }
-TYPES = {
-    "text": "string",
-    "count": "integer",
-    "share": "number",
-    "flag": "boolean",
-    "words": "array",
-    "nested": "object",
-}
+TYPES = dict(zip(ARGUMENTS, "string integer number boolean array object".split(), strict=True))
 DUMMY_TOOL = {
     "type": "function",
     "function": {
@@ -55,14 +51,6 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     pictures: tuple[Shown, ...] = ()
-
-
-class Sight(Protocol):
-    """What reads pictures into tokens: steps/policy/pictures.py."""
-
-    def expand(
-        self, ids: Sequence[int], messages: Sequence[Message], bytes_of: Mapping[str, str], start: int = 0
-    ) -> tuple[list[int], tuple[Shown, ...]]: ...
 
 
 class Parsed(NamedTuple):
@@ -87,7 +75,7 @@ class Chat:
         options: dict[str, Any] | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
-        vision: Sight | None = None,  # of a model that sees
+        vision: Vision | None = None,  # of a model that sees
         blind: str = "the policy sees no pictures",  # why there is none, and what to do
     ) -> None:
         self.tokenizer, self.vision = tokenizer, vision

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import Template
 
 from steps.core.errors import UserError
 
@@ -21,26 +22,25 @@ CALLS_INTRODUCTION = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
-_CALLS = """{%- for call in message.tool_calls or [] -%}
+# What stands in several templates, by the name that they have it under.
+PARTS = {
+    "tools": json.dumps(TOOLS_INTRODUCTION),
+    "calls": json.dumps(CALLS_INTRODUCTION),
+    "written": """{%- for call in message.tool_calls or [] -%}
 {{- '\\n' if message.content or not loop.first -}}
 {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
 {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
 {{- '}\\n</tool_call>' -}}
-{%- endfor -%}
-"""  # of an assistant's message
+{%- endfor -%}""",  # the calls of an assistant's message
+}
 # As Qwen's own templates do: for Qwen, SmolLM2 and other models whose turns are between <|im_start|> and <|im_end|>.
-CHATML = (
-    """{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+CHATML = Template("""{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
 {%- if system or tools -%}
 {{- '<|im_start|>system\\n' + system -}}
 {%- if tools -%}
-{{- ('\\n\\n' if system else '') + """
-    + json.dumps(TOOLS_INTRODUCTION)
-    + """ -}}
+{{- ('\\n\\n' if system else '') + $tools -}}
 {%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
-{{- """
-    + json.dumps(CALLS_INTRODUCTION)
-    + """ -}}
+{{- $calls -}}
 {%- endif -%}
 {{- '<|im_end|>\\n' -}}
 {%- endif -%}
@@ -51,14 +51,12 @@ CHATML = (
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
 {%- elif message.role != 'system' or not loop.first -%}
 {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
-"""
-    + _CALLS
-    + """{{- '<|im_end|>\\n' -}}
+$written
+{{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-)
+""").substitute(PARTS)
 # The same with pictures, for Qwen2.5-VL, whose own template has no tools, and Qwen3-VL.
 _SHOWN = """{%- macro shown(content) -%}
 {%- if content is string -%}{{- content -}}{%- else -%}
@@ -74,17 +72,12 @@ CHATML_VISION = _SHOWN + CHATML.replace("(message.content or '')", "shown(messag
 # The marks of a turn as variables, then the same for all: the system's text and the tools stand before the first message of
 # the user, because these families have no turn of the system, or not one that tools stand in. A later system message is a
 # turn of its own (Llama 3), or stands before what the user says next.
-_MARKED = (
-    """{{- bos_token -}}
+MARKED = Template("""{{- bos_token -}}
 {%- set told = namespace(text=messages[0].content if messages[0].role == 'system' else '') -%}
 {%- if tools -%}
-{%- set told.text = told.text + ('\\n\\n' if told.text else '') + """
-    + json.dumps(TOOLS_INTRODUCTION)
-    + """ -%}
+{%- set told.text = told.text + ('\\n\\n' if told.text else '') + $tools -%}
 {%- for tool in tools -%}{%- set told.text = told.text + '\\n' + (tool | tojson) -%}{%- endfor -%}
-{%- set told.text = told.text + """
-    + json.dumps(CALLS_INTRODUCTION)
-    + """ -%}
+{%- set told.text = told.text + $calls -%}
 {%- endif -%}
 {%- for message in messages -%}
 {%- if message.role == 'user' -%}
@@ -101,34 +94,23 @@ _MARKED = (
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- end_of_user -}}{%- endif -%}
 {%- elif message.role == 'assistant' -%}
 {{- assistant + (message.content or '') -}}
-"""
-    + _CALLS
-    + """{{- end_of_assistant -}}
+$written
+{{- end_of_assistant -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- assistant -}}{%- endif -%}
-"""
-)
-LLAMA3 = (
-    """{%- set system = '<|start_header_id|>system<|end_header_id|>\\n\\n' -%}
+""").substitute(PARTS)
+LLAMA3 = """{%- set system = '<|start_header_id|>system<|end_header_id|>\\n\\n' -%}
 {%- set user = '<|start_header_id|>user<|end_header_id|>\\n\\n' -%}
 {%- set assistant = '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -%}
 {%- set end_of_user = '<|eot_id|>' -%}{%- set end_of_assistant = '<|eot_id|>' -%}
 """
-    + _MARKED
-)
-GEMMA = (
-    """{%- set user = '<start_of_turn>user\\n' -%}{%- set assistant = '<start_of_turn>model\\n' -%}
+GEMMA = """{%- set user = '<start_of_turn>user\\n' -%}{%- set assistant = '<start_of_turn>model\\n' -%}
 {%- set end_of_user = '<end_of_turn>\\n' -%}{%- set end_of_assistant = '<end_of_turn>\\n' -%}
 """
-    + _MARKED
-)
-MISTRAL = (
-    """{%- set user = '[INST] ' -%}{%- set assistant = '' -%}
+MISTRAL = """{%- set user = '[INST] ' -%}{%- set assistant = '' -%}
 {%- set end_of_user = ' [/INST]' -%}{%- set end_of_assistant = eos_token -%}
 """
-    + _MARKED
-)
 SMOLLM2_OWN = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 ' }}{% endif %}{{'<|im_start|>' + message['role'] + '
@@ -138,9 +120,9 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 SMOLLM2 = f"{{%- if tools -%}}\n{CHATML}{{%- else -%}}\n{SMOLLM2_OWN}{{%- endif -%}}\n"
 TEMPLATES = {
     "chatml": CHATML,
-    "llama3": LLAMA3,
-    "gemma": GEMMA,
-    "mistral": MISTRAL,
+    "llama3": LLAMA3 + MARKED,
+    "gemma": GEMMA + MARKED,
+    "mistral": MISTRAL + MARKED,
     "smollm2": SMOLLM2,
     "chatml-vision": CHATML_VISION,
 }

@@ -81,10 +81,8 @@ def check_gpus(policy: Policy) -> None:
                 "take it out"
             )
     if policy.rollout_quantization and (capability := torch.cuda.get_device_capability()) < EIGHT_BITS:
-        card, (needed, here) = (
-            torch.cuda.get_device_name(),
-            (".".join(map(str, each)) for each in (EIGHT_BITS, capability)),
-        )
+        card = torch.cuda.get_device_name()
+        needed, here = (".".join(map(str, each)) for each in (EIGHT_BITS, capability))
         raise UserError(
             f"policy.rollout_quantization: {policy.rollout_quantization} needs compute capability {needed}, and {card} has "
             f"{here}; take it out, or use an L40S, an H100 or a later card"

@@ -69,13 +69,9 @@ def keep_memory() -> None:
     glibc returns blocks above 32 MB to the kernel at once, and the kernel fills their pages with zeros for the next
     allocation: up to 30 % of an update at 26 M parameters. The values are those of mallopt(3) and its header.
     """
-    import ctypes
-
     trim_threshold, top_pad, mmap_max = -1, -2, -4
-    with contextlib.suppress(OSError, AttributeError):  # another malloc
-        libc = ctypes.CDLL(None)
-        for name, value in ((mmap_max, 0), (trim_threshold, -1), (top_pad, 2**26)):
-            libc.mallopt(name, value)
+    for name, value in ((mmap_max, 0), (trim_threshold, -1), (top_pad, 2**26)):
+        _glibc("mallopt", name, value)
 
 
 def return_memory() -> None:
@@ -84,20 +80,22 @@ def return_memory() -> None:
     With `keep_memory` it never returns by itself, and what lies scattered between long-lived objects adds up: 4 MB an
     iteration with the embedded policy, which the next training would not find again either.
     """
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    _glibc("malloc_trim", 0)
 
 
 def use_one_arena() -> None:
     """Have the threads that begin from now on share malloc's arena, where malloc is glibc's: in an arena for each thread
     what was freed cannot be given back, and a flow's threads come and go with every stage."""
+    arena_max = -8
+    _glibc("mallopt", arena_max, 1)
+
+
+def _glibc(function: str, *numbers: int) -> None:
+    """Call a function of glibc's malloc; nothing where this process has another malloc."""
     import ctypes
 
-    arena_max = -8
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(arena_max, 1)
+        getattr(ctypes.CDLL(None), function)(*numbers)
 
 
 def keep_few_kernels() -> None:

@@ -32,10 +32,8 @@ BASE = "000"  # the policy before any iteration
 ITSELF = "base.json"  # in run/000: names the base policy's adapter
 AGAINST = (ITSELF, "evaluation", "test")  # in run/000: what an evaluation may be compared with
 START, SFT = "start", "sft"  # policies that iteration 001 may continue in place of the base: run/start, run/sft
-OF_ONE, OF_SEVERAL = (
-    "{param: task, rubric: /rubric.md}",
-    '{param: tasks, rubric: ""}',
-)  # several have one in each folder
+OF_ONE = "{param: task, rubric: /rubric.md}"
+OF_SEVERAL = '{param: tasks, rubric: ""}'  # which have a rubric in each folder
 TASKS = re.compile(r"[\w.]+(\+[\w.]+)+", re.ASCII)
 CHAMPION = "start/champion"  # the registry's champion, where it is the opponent: flows/training/start.py copies it
 OPPONENT = re.compile(rf"run/(\d{{3}}|{START}|{SFT})/adapter|{CHAMPION}", re.ASCII)
@@ -63,12 +61,6 @@ def sampler_of(iteration: int, overlap: int) -> int:
     return max(iteration - 1 - overlap, 0)
 
 
-def opponent_of(iteration: int, overlap: int, every: int) -> int:
-    """The iteration whose adapter is the opponent of this one (rollout.opponent): the newest multiple of `every` that is
-    not newer than the one that samples."""
-    return sampler_of(iteration, overlap) // every * every
-
-
 def write_chain(
     iterations: int,
     best: int | str,
@@ -94,8 +86,8 @@ def write_chain(
     def against(iteration: int) -> str:
         if isinstance(opponent, str):
             return opponent
-        played = opponent_of(iteration, overlap, opponent) if opponent else sampler_of(iteration, overlap)
-        return f"run/{name(played)}/adapter"
+        sampler = sampler_of(iteration, overlap)  # the opponent is no newer one
+        return f"run/{name(sampler // opponent * opponent if opponent else sampler)}/adapter"
 
     links = "\n".join(
         f'  "{iteration_name(i)}": {{prev: "{name(i - 1)}", policy: "{name(sampler_of(i, overlap))}", '

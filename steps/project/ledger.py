@@ -9,6 +9,7 @@ when it is opened (steps/project/revisions.py); one query tells.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import sys
 import time
@@ -29,18 +30,10 @@ SCHEMA = "1.1"  # major.minor: the newest revision in steps/project/migrations
 PATIENCE = 90.0  # seconds to wait for another process's lock, or for a server that is away
 QUIET = 2.0  # of those, the seconds that pass without a message
 # What databases say when the same may succeed a little later. The last one is of a server's socket in a folder.
-PASSING = (
-    *(
-        "locked",
-        "refused",
-        "starting up",
-        "shutting down",
-        "recovery mode",
-        "timeout expired",
-        "no such file or directory",
-    ),
-    *("closed the connection", "terminating connection", "connection is lost", "connection is closed"),
-    *("connection timed out", "connection reset", "no route to host", "network is unreachable", "lock timeout"),
+PASSING = re.compile(
+    "locked|refused|starting up|shutting down|recovery mode|timeout expired|no such file or directory"
+    "|closed the connection|terminating connection|connection is lost|connection is closed"
+    "|connection timed out|connection reset|no route to host|network is unreachable|lock timeout"
 )
 # A PostgreSQL server that vanishes without a word is noticed within half a minute.
 POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
@@ -169,8 +162,11 @@ class Ledger:
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection for reading."""
-        with self._patiently(self.engine.connect) as connection, self._explained():
-            yield connection
+        with self._patiently(self.engine.connect) as connection:
+            try:
+                yield connection
+            except SQLAlchemyError as problem:
+                raise LedgerAway(self._unusable(problem)) from None
 
     def _bring_up_to_date(self) -> None:
         with self.engine.connect() as connection, contextlib.suppress(ProgrammingError, OperationalError):
@@ -205,7 +201,7 @@ class Ledger:
             except (SQLAlchemyError, sqlite3.Error, OSError) as problem:
                 waited = time.monotonic() - started
                 is_of_database = isinstance(problem, (OperationalError, InterfaceError, sqlite3.Error))
-                passes = is_of_database and any(words in _reason(problem).lower() for words in PASSING)
+                passes = is_of_database and PASSING.search(_reason(problem).lower()) is not None
                 if not passes or waited > self.patience:
                     raise LedgerAway(self._unusable(problem, waited if passes else 0.0)) from None
                 if waited > QUIET and not is_told:
@@ -213,13 +209,6 @@ class Ledger:
                     left = self.patience - waited
                     say(f"waiting for the ledger {self.shown}, {left:.0f} s more at most: {_reason(problem)}")
                 time.sleep(min(0.2, self.patience / 10))
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as problem:
-            raise LedgerAway(self._unusable(problem)) from None
 
     def _unusable(self, problem: Exception, waited: float = 0.0) -> str:
         reason = _reason(problem)

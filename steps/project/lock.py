@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 CODE = ("code", "task_code")  # stages that list code; the second one in locks of before
 Lock = dict[str, dict[str, Any]]  # dvc.lock: stage -> {"cmd", "deps", "params", "outs"}
-ENTRY = re.compile(
-    r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE
-)  # a stage, and its name as it is written
+# A stage, and its name as it is written.
+ENTRY = re.compile(r"^  ([^\s#][^\n]*):\n(?:(?: {3,}|  -).*\n)*", re.MULTILINE)
 SHORT = 12  # hex digits of a file's md5 in the ids of what the file holds
 CURE = "`git checkout dvc.lock` brings the committed one back, and `.venv/bin/dvc repro` runs what it then lacks"
 

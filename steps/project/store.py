@@ -78,10 +78,8 @@ def connect(root: Path) -> MlflowClient:
 
     from steps.project.slow_server import LimitedAdapter
 
-    if not issubclass(
-        request_utils.TCPKeepAliveHTTPAdapter, LimitedAdapter
-    ):  # sessions are made with the first request
-        kept: Any = request_utils.TCPKeepAliveHTTPAdapter
+    kept: Any = request_utils.TCPKeepAliveHTTPAdapter  # sessions are made with the first request
+    if not issubclass(kept, LimitedAdapter):
         request_utils.TCPKeepAliveHTTPAdapter = type("LimitedKeepAlive", (kept, LimitedAdapter), {})
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # its errors are raised as well
     uri, database = address(root), root.resolve() / ".flywheel" / "mlflow.db"

@@ -128,22 +128,11 @@ def held(why: str) -> Check:
     return Check(name="regression", passed=True, measured=None, bound=None, text=why)
 
 
-def holds(challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None = None) -> Check:
-    """The challenger does not fall on the regression set, against the same policy. `clusters`: of its scenarios; None: all
-    are independent."""
-    where = f"{len(challenger.success_N)} scenarios that went wrong before"
-    return _stays("regression", challenger, other, f"{against} on {where}", params, clusters)
-
-
-def stays(name: str, challenger: Side, other: Side, params: Promote, clusters: Sequence[str] | None = None) -> Check:
-    """The same on the test split, where the regression set decides."""
-    where = f"the {len(challenger.success_N)} test scenarios"
-    return _stays(name, challenger, other, f"{name} on {where}", params, clusters)
-
-
-def _stays(
-    name: str, challenger: Side, other: Side, against: str, params: Promote, clusters: Sequence[str] | None
+def holds(
+    name: str, challenger: Side, other: Side, against: str, clusters: Sequence[str] | None, params: Promote
 ) -> Check:
+    """The challenger does not fall on the scenarios that do not decide: the regression set, or the test split. `against`:
+    the other policy and the scenarios, in words. `clusters`: of the scenarios; None: all are independent."""
     clusters_N = numbers(clusters, len(challenger.success_N))
     measured, low, high = paired.paired_interval(challenger.success_N, other.success_N, clusters_N, FALLS)
     bound = -params.max_slice_drop

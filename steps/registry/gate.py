@@ -52,9 +52,8 @@ class Side(NamedTuple):
     """A policy's results on the test split, N scenarios."""
 
     adapter_hash: str
-    success_N: (
-        np.ndarray
-    )  # [N] 0 or 1, in the order of the scenarios; with `judged`: 1, 0.5 (a tie) or 0 against the rival
+    # [N] 0 or 1, in the order of the scenarios; with `judged`: 1, 0.5 (a tie) or 0 against the rival
+    success_N: np.ndarray
     turns: float  # mean
     tokens: float  # mean of sampled tokens
     errors: int = 0  # episodes that failed with an error; they count as no success
@@ -233,7 +232,7 @@ def decide(
         slices.append(Slice(difference=difference, ci95=ci95, judged=judged, fallen=fallen, **part))
     rows = [
         *(
-            checks.stays(name, challenger, side, params, clusters)
+            checks.holds(name, challenger, side, f"{name} on the {n} test scenarios", clusters, params)
             if side is not None and name == against and not by_test
             else checks.better(name, side, challenger, interval, tail if name == against else None, params)
             for name, side in others.items()
@@ -251,6 +250,8 @@ def decide(
     gap_N = challenger.success_N - other.success_N if (score_N := scores[against]) is None else 2 * score_N - 1
     ids = [scenario.id for scenario in scenarios]
     sizes = np.unique(clusters_N, return_counts=True)[1]
+    asked = {"challenger": challenger} | measured
+    judges = {name: side.judged for name, side in asked.items() if side.judged is not None and name != "base"}
     return Verdict(
         promoted=not failed,
         reason=f"failed: {', '.join(failed)}; {first.text}" if failed else first.text,
@@ -269,8 +270,9 @@ def decide(
         clusters=len(sizes),
         largest=int(sizes.max()),
         clustered=clusters is not None,
-        **powers(gap_N, clusters_N, look, params, scores[against] is not None),
-        **judges_of({"challenger": challenger} | measured),
+        # The regression set's check says its own power. Without a rule there are judges.
+        **({"power": power(gap_N, clusters_N, look, params, scores[against] is not None)} if by_test else {}),
+        **({"judges": judges} if judges else {}),
     )
 
 
@@ -299,17 +301,6 @@ def score_against(challenger: Side, side: Side, name: str) -> np.ndarray | None:
         f"the judge has not compared the challenger {challenger.adapter_hash} with the {name} {side.adapter_hash}, but with "
         f"{challenger.judged.rival_hash}: evaluate both again"
     )
-
-
-def powers(gap_N: np.ndarray, clusters_N: np.ndarray, look: int, params: Promote, is_judged: bool) -> dict[str, Any]:
-    """The field `power` of a verdict, where the test split decides: the regression set's check says its own."""
-    return {"power": power(gap_N, clusters_N, look, params, is_judged)} if params.decides == "test" else {}
-
-
-def judges_of(sides: Mapping[str, Side]) -> dict[str, Any]:
-    """The field `judges` of a verdict, where there is no rule."""
-    judges = {name: side.judged for name, side in sides.items() if side.judged is not None and name != "base"}
-    return {"judges": judges} if judges else {}
 
 
 def summarise(side: Side, clusters_N: np.ndarray, score_N: np.ndarray | None = None) -> PolicySummary:

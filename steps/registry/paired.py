@@ -28,7 +28,7 @@ it flips signs of clusters, so that it is never surer than 2^-clusters: 5 cluste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.errors import UserError
@@ -36,6 +36,8 @@ from steps.core.stats import wilson
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from steps.core.alike import Groups
 
 
 TAIL = 0.025  # on each side of a 95 % interval
@@ -136,6 +138,15 @@ def share_interval(success_N: np.ndarray, clusters_N: np.ndarray) -> tuple[float
     return wilson(successes / effect, n / effect, quantile(clusters.effective, TAIL))
 
 
+def attempts_interval(values: Iterable[tuple[str, float]], groups: Groups) -> tuple[float, float]:
+    """`share_interval` for all that shows a success, so that each number has the same interval wherever it stands: of values
+    that are 0 or 1, at least one, each with the id of its scenario; several attempts at a scenario are all of its group."""
+    import numpy as np
+
+    ids, successes = zip(*values, strict=True)
+    return share_interval(np.array(successes, dtype=float), numbered(groups.of(ids)))
+
+
 def design_effect(
     values_XN: np.ndarray, clusters: Clusters, unit: float | np.ndarray = 1.0, alike: float = 1.0
 ) -> np.ndarray:
@@ -151,9 +162,8 @@ def design_effect(
     sums_XC = np.add.reduceat(rest_XN[..., clusters.order_N], clusters.starts_C, axis=-1)
     between_X = (np.square(sums_XC / (1 - sizes_C / n))).sum(-1) * (number - 1) / number
     within_X = np.square(rest_XN).sum(-1) * n / (n - 1)
-    added_X = alike * np.where(
-        np.square(unit) > 0, np.square(unit), 1.0
-    )  # where every difference is 0, as alike as can be
+    # Where every difference is 0, as alike as can be.
+    added_X = alike * np.where(np.square(unit) > 0, np.square(unit), 1.0)
     return np.maximum(1.0, (between_X + added_X * n / clusters.effective) / (within_X + added_X))
 
 

@@ -30,9 +30,8 @@ class Power(Record):
 
     gain: float | None  # the smallest that this look shows four times in five
     more_clusters: float | None  # the same with twice as many clusters, all else as it is
-    more_scenarios: float | None = (
-        None  # with twice as many scenarios in the same clusters; unset where each is its own
-    )
+    # With twice as many scenarios in the same clusters; unset where each is its own
+    more_scenarios: float | None = None
     fresh_split: float | None = None  # at the first look; unset where this is one
 
     def sentence(self) -> str:
@@ -92,9 +91,6 @@ class Design(NamedTuple):
         size = self.n / self.clusters
         return self._replace(n=2 * self.n, effect=1 + (self.effect - 1) * (2 * size - 1) / (size - 1))
 
-    def with_more_clusters(self) -> Design:
-        return self._replace(n=2 * self.n, clusters=2 * self.clusters)
-
 
 def power(gap_N: np.ndarray, clusters_N: np.ndarray, look: int, params: Promote, is_judged: bool = False) -> Power:
     """The power of a look at which these differences of success were seen, [N]; of a judge, wins minus losses, of which
@@ -109,7 +105,7 @@ def power(gap_N: np.ndarray, clusters_N: np.ndarray, look: int, params: Promote,
         smallest = of.smallest()
         return None if smallest is None else smallest / scale
 
-    more: dict[str, Any] = {"more_clusters": gain(design.with_more_clusters())}
+    more: dict[str, Any] = {"more_clusters": gain(design._replace(n=2 * n, clusters=2 * design.clusters))}
     if not design.are_single:
         more["more_scenarios"] = gain(design.with_more_scenarios())
     if look > 1:

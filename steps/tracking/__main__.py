@@ -6,12 +6,57 @@ python -m steps.tracking second     # a deployed run, or one with a name: refs/r
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from steps.core.errors import UserError
 from steps.core.terminal import command_parser, exit_code
-from steps.tracking.kept import kept_run
+from steps.project import store
+from steps.project.dvc import dvc
+from steps.project.git import git
 from steps.tracking.tracker import log
+
+WORKTREES = Path(".flywheel/worktrees")
+
+
+@contextlib.contextmanager
+def kept_run(root: Path, name: str) -> Iterator[Path]:
+    """Inside, the folder of a run that was kept under its name, with the project's own MLflow store: its worktree, or one
+    that is made of refs/runs/<name> for this time. UserError where no run has the name."""
+    root = root.resolve()
+    path = root / WORKTREES / name
+    is_there = name != ".." and path.parent == root / WORKTREES and path.is_dir()
+    if not is_there:
+        try:
+            commit = git(root, "rev-parse", "--verify", "--quiet", f"refs/runs/{name}^{{commit}}")
+        except UserError:
+            names = git(root, "for-each-ref", "--format=%(refname:lstrip=2)", "--sort=-committerdate", "refs/runs")
+            latest = ", ".join(names.split()[:5]) or "none"
+            raise UserError(f"there is no run {name!r} in {root}; the latest runs: {latest}") from None
+        path = root / WORKTREES / f"tracking-{os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        git(root, "worktree", "add", "--quiet", "--detach", os.fspath(path), commit)
+    try:
+        if not is_there:
+            check_out(root, path)
+        with store.variables(MLFLOW_TRACKING_URI=store.address(root)):
+            yield path
+    finally:
+        if not is_there:
+            git(root, "worktree", "remove", "--force", os.fspath(path))
+
+
+def check_out(root: Path, path: Path) -> None:
+    """Bring the run's data from the project's DVC cache, in which the seconds of its stages are not. UserError where the
+    cache lacks some of them."""
+    (path / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {root / '.dvc' / 'cache'}\n")
+    if dvc(path, "checkout", "--force", "--quiet", check=False):
+        raise UserError(
+            "DVC's cache does not hold all of the run: fetch the rest first (`.venv/bin/dvc fetch`), see the lines above"
+        )
 
 
 def main(words: list[str] | None = None) -> int:

@@ -42,10 +42,8 @@ KNOBS = 3  # changed parameters that a run's name lists
 MIRRORED = """reward_mean reward_std success turns tokens entropy kl update/clip_ratio_region_mean grad_norm loss sampler_kl
     zero_variance_groups val/success val/judged_better val/ci95_low val/ci95_high val/reward tokens_per_second
     overhead_seconds""".split()
-SOURCE = {
-    "mlflow.source.name": "flows/train.py",
-    "mlflow.source.type": "LOCAL",
-}  # the column "Source" of MLflow's pages
+# The column "Source" of MLflow's pages.
+SOURCE = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
 GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
 
 

@@ -210,12 +210,13 @@ def test_a_slice_refuses_on_evidence_and_not_by_chance() -> None:
 
 def test_a_regression_set_refuses_on_evidence_and_not_by_chance() -> None:
     before = side("b", range(6), n=12)
-    held = checks.holds(side("c", range(2, 6), n=12), before, "base", Promote())
+    held = checks.holds("regression", side("c", range(2, 6), n=12), before, "base", None, Promote())
     assert held.passed
     assert held.measured == pytest.approx(-2 / 12)
-    lost = checks.holds(side("c", [], n=12), before, "base", Promote())
+    lost = checks.holds("regression", side("c", [], n=12), before, "base", None, Promote())
     assert not lost.passed
-    alike = checks.holds(side("c", [], n=12), before, "base", Promote(), ["one"] * 6 + list("abcdef"))
+    clusters = ["one"] * 6 + list("abcdef")
+    alike = checks.holds("regression", side("c", [], n=12), before, "base", clusters, Promote())
     assert alike.passed, "a single cluster"
 
 

@@ -19,7 +19,7 @@ from steps.core.params import Evaluate, EvaluateParams, Policy, Score
 from steps.core.records import PAIRS, Reward, Trajectory, Turn, read_records, write_records
 from steps.evaluate import evaluate
 from steps.project.chain import write_chain
-from steps.registry import paired, shares
+from steps.registry import paired
 from steps.sampling.job import Job
 from tests.conftest import ROOT
 
@@ -91,7 +91,7 @@ def test_attempts_at_one_scenario_do_not_narrow_the_interval(tmp_path: Path, eng
     assert (summary.sampled_success, summary.sampled_attempts) == (0.5, 4)
     assert summary.sampled_ci95 == expected(tmp_path, [1, 0, 1, 0] * SCENARIOS)
     alone, copied = ([(str(place), place % 2) for place in range(12)] * times for times in (1, 4))
-    (low, high), (least, most) = (shares.interval(pairs, Groups({})) for pairs in (alone, copied))
+    (low, high), (least, most) = (paired.attempts_interval(pairs, Groups({})) for pairs in (alone, copied))
     assert least - 0.05 < low < 0.3, "four attempts that all end alike tell no more than one"
     assert most + 0.05 > high > 0.7
     assert len(read_records(Reward, out / "sampled.parquet")) == 4 * SCENARIOS

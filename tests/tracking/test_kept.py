@@ -10,7 +10,7 @@ import pytest
 from steps.project import store
 from steps.project.git import git
 from steps.tracking import __main__ as command
-from steps.tracking.kept import WORKTREES, kept_run
+from steps.tracking.__main__ import WORKTREES, kept_run
 from tests.conftest import small_repository
 
 

@@ -35,9 +35,8 @@ Library = ctypes.CDLL
 
 def limit() -> None:
     """Limit time, memory, file size and processes. The parent watches the wall clock."""
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (2, 3)
-    )  # SIGXCPU after 2 s: at the second limit SIGKILL, as of other causes
+    # SIGXCPU after 2 s: at the second limit SIGKILL, as of other causes.
+    resource.setrlimit(resource.RLIMIT_CPU, (2, 3))
     for what, most in (
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, MEGABYTE),
