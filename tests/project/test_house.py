@@ -12,8 +12,8 @@ from tests.project import house
 LIMITS = {
     "lines that the main job reaches": 23_133,
     "modules that the main job reaches": 159,
-    "lines with what it asks all add-ons for": 36_749,
-    "lines of the product": 71_295,
+    "lines with what it asks all add-ons for": 36_756,
+    "lines of the product": 71_302,
     "modules of the product": 496,
     "lines of environments, steps and flows": 41_981,
     "settings of the core": 111,

@@ -64,7 +64,8 @@ def names() -> list[str]:
 
 
 async def serve(path: Path, listener: socket.socket, key: str) -> None:
-    """Serve until the stage hangs up."""
+    """Serve until the stage hangs up. Requests wait until there is a batch: after a kill, a call that is asked again would
+    get status 401 before."""
     import uvicorn
 
     from addons.agents.gateway.batch import Batch
@@ -73,7 +74,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     from steps.core.params import Policy
 
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
-    server, chats = Server(key, names()), dict[str, Chats]()
+    server, chats, begun = Server(key, names()), dict[str, Chats](), asyncio.Event()
 
     def send(message: dict[str, Any]) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
@@ -81,7 +82,12 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     options = uvicorn.Config(
         server.app, http=LimitedProtocol, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75
     )
-    running = asyncio.create_task(uvicorn.Server(options).serve([listener]))
+
+    async def run() -> None:
+        await begun.wait()
+        await uvicorn.Server(options).serve([listener])
+
+    running = asyncio.create_task(run())
     sweeping = asyncio.create_task(sweep(server))
     while line := await reader.readline():
         message = json.loads(line)
@@ -97,6 +103,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
                 ended.wake()  # the clients that wait for its episodes
             send({"listening": listener.getsockname()[:2]})
             server.batch.tell_end()
+            begun.set()
         elif server.batch is not None:
             server.batch.failed(message.get("failed", ()))
             server.batch.sampled(message.get("sampled", ()))

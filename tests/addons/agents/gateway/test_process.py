@@ -28,7 +28,7 @@ from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.policy.loading import load_tokenizer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 from tests.support.plans import plan
 
 FUZZED = int(os.environ.get("FUZZ_INPUTS", "40")) // 10  # requests of each operation; `make fuzz` makes 1,000
@@ -209,3 +209,20 @@ def test_a_kill_loses_nothing_that_was_answered(stage: Stage, client: httpx.Clie
             time.sleep(0.1)
     assert again.json() == first
     assert stage.sampled == count
+
+
+def test_what_is_asked_before_there_is_a_batch_waits_for_it(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a call that is asked again while the gateway starts anew: it knows no key of an execution then."""
+    monkeypatch.setenv("FLYWHEEL_GATEWAY_LISTEN", f"127.0.0.1:{free_port()}")
+    gateway = Gateway()
+    try:
+        assert gateway._start()
+        with httpx.Client(base_url=f"http://{gateway.address}/episodes/001-0/v1/", timeout=0.5) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("chat/completions", json=ASK)
+            gateway.begin(stage.plan._replace(journal=os.fspath(tmp_path / "journal.sqlite")))
+            assert client.post("chat/completions", json=ASK, timeout=30).status_code == 401, "it has no key"
+    finally:
+        gateway.stop()
