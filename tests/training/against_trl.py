@@ -416,17 +416,17 @@ class Side:
             return gradients, parts, json.loads((out / "metrics.json").read_text())
 
     def compare(self, batch: Batch, update: Update) -> Comparison:
-        """One update by both sides. A gradient that is zero on TRL's side must be zero on ours. So must be one that is
-        the rounding of a zero beside the update's largest, which is what TRL's reward parts give groups without variance."""
+        """One update by both sides. A gradient that is zero on TRL's side must be zero on ours. One that is tiny beside
+        the update's largest must be zero or the same: TRL's reward parts leave the rounding of a zero in groups without
+        variance, and vespo weights a step to 1e-15."""
         ours, parts, metrics = self.ours(batch, update)
         theirs, losses = self.trl.gradients(batch, update, parts)
         gaps, sizes = [0.0], [max(float(value.abs().max()) for value in expected) for expected in theirs]
         for mine, expected, size in zip(ours, theirs, sizes, strict=True):
-            if size <= ROUNDING * max(sizes):
-                gaps.append(float("inf") if any(bool(own.any()) for own in mine) else 0.0)
+            if size <= ROUNDING * max(sizes) and not any(bool(own.any()) for own in mine):
                 continue
             gap = max(float((own - their).abs().max()) for own, their in zip(mine, expected, strict=True))
-            gaps.append(gap / size)
+            gaps.append(gap / size if size else float("inf"))
         return Comparison(max(gaps), max(sizes), metrics, losses, dict(self.trl.trainer._metrics["train"]))
 
 
