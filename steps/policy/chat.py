@@ -31,7 +31,14 @@ ARGUMENTS = {  # of the dummy call that must be read back
     "words": ["one", "two, three"],
     "nested": {"list": [1, {"deep": "é\"'"}], "none": None},
 }
-TYPES = dict(zip(ARGUMENTS, "string integer number boolean array object".split(), strict=True))
+TYPES = {
+    "text": "string",
+    "count": "integer",
+    "share": "number",
+    "flag": "boolean",
+    "words": "array",
+    "nested": "object",
+}
 DUMMY_TOOL = {
     "type": "function",
     "function": {

@@ -86,7 +86,7 @@ def write_chain(
     def against(iteration: int) -> str:
         if isinstance(opponent, str):
             return opponent
-        sampler = sampler_of(iteration, overlap)  # the opponent is no newer one
+        sampler = sampler_of(iteration, overlap)  # the opponent: the newest multiple of `opponent` that is not newer
         return f"run/{name(sampler // opponent * opponent if opponent else sampler)}/adapter"
 
     links = "\n".join(
