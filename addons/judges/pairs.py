@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addons.judges.section import Referee, Scored
+from addons.judges.section import Referee, Ruler, Scored
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.records import Judgement, Pair, Trajectory, read_records
 from steps.judging.rule import NEEDED
 
 if TYPE_CHECKING:
-    from addons.judges.section import Ruler
     from environments.base import Env, Scenario
     from steps.core.params import EvaluateParams
     from steps.core.records import Reward

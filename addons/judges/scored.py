@@ -21,11 +21,8 @@ class ByCriteria(Judge):
     """The weighted criteria of each attempt."""
 
     def rewards(self) -> list[Reward]:
-        env, scenarios, options = (
-            self.batch.env,
-            self.batch.scenarios,
-            Scored.of(self.batch.score).criteria or Criteria(),
-        )
+        env, scenarios = self.batch.env, self.batch.scenarios
+        options = Scored.of(self.batch.score).criteria or Criteria()
         return [criteria(env, scenarios[attempt.scenario_id], attempt, options) for attempt in self.batch.played]
 
 

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.models.client import Client, Reply, Request, together
-from addons.models.section import OnServer
+from addons.models.section import Endpoint, OnServer
 from environments.base import Env, Message, Scenario, unwritable
 from environments.kit.pictures import for_openai
 from steps.core.errors import UserError
@@ -31,7 +31,6 @@ from steps.sampling.episodes import TOOL_WORKERS, Action, Episode, closing, reco
 from steps.sampling.wire import wire
 
 if TYPE_CHECKING:
-    from addons.models.section import Endpoint
     from steps.core.params import Policy
 
 

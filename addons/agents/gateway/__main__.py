@@ -64,8 +64,8 @@ def names() -> list[str]:
 
 
 async def serve(path: Path, listener: socket.socket, key: str) -> None:
-    """Serve until the stage hangs up. Requests wait until there is a batch: after a kill, a call that is asked again would
-    get status 401 before."""
+    """Serve until the stage hangs up. Requests wait until there is a batch: without it a call that is asked again after a
+    kill would get status 401, which no client asks again."""
     import uvicorn
 
     from addons.agents.gateway.batch import Batch
