@@ -1,7 +1,7 @@
 """How often do gate and watch err, and how often do they see what is there? Simulated evaluations; no model is asked.
 
-    python -m benchmarks.gate                              # 16 designs × 54 worlds × 1,000 splits: minutes on one core
-    python -m benchmarks.gate --quick                      # 16 × 18 × 100
+    python -m benchmarks.gate                              # 17 designs × 54 worlds × 1,000 splits: minutes on one core
+    python -m benchmarks.gate --quick                      # 17 × 18 × 100
 
 Each row of a design is of splits whose scenarios are in clusters of these sizes. A cluster has a chance of success, from
 a beta distribution with the given mean (concentration 2). A fifth of a cluster's scenarios, or all, succeed or fail as
@@ -10,7 +10,8 @@ With drift the chances rise from look to look; checkpoints of one run do the sam
 challenger's chance is higher by gain × (1 - p) / (1 - mean), which stays within 1 and is the gain in the mean.
 
 `false_in_k`: the share of splits at which one of the first k equal challengers is promoted, in the worst world, which is
-`at`; `judged_in_k` the same where a judge compares (its noise 0.5, 0.2, 0.05), and `watch` the share of runs of 10
+`at`; `judged_in_k` the same where a judge compares (its noise 0.5, 0.2, 0.05; three times
+as many splits), and `watch` the share of runs of 10
 iterations, all equal, that are stopped. `fell`: how often a regression set refuses an equal challenger. 0.05 are allowed
 of each, 0.025 in the first look; the worst of many worlds is above that by chance, by 0.012 of 1,000 splits. `covered`
 and `share_covered` are the smallest shares of 95 % intervals that hold the truth: of differences that are 0, 0.05 and
@@ -124,7 +125,7 @@ def measure(design: Design, trials: int, gain: float, is_quick: bool = False) ->
     worlds = [World(*world) for world in product(shares, following, HOWS)]
     plain = [world for world in worlds if world.how == "plain"]
     errors = {str(world): false_in(Splits(design, world, trials, 1)) for world in worlds}
-    judged = [false_in(JudgedSplits(design, noise, trials, 1)) for noise in NOISES]
+    judged = [false_in(JudgedSplits(design, noise, 3 * trials, 1)) for noise in NOISES]
     cover = {str(world): covered_in(design, world, trials) for world in plain}
     few = max(100, trials // 4)
     row: dict[str, Any] = {f"false_in_{k}": max(error[k] for error in errors.values()) for k in LOOKS}

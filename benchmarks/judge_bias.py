@@ -11,7 +11,7 @@ draws it from 0 to 1, where a bias leads beyond them. `refused`: the first place
 bias, and errs by 0.05 (standard deviation) in each score; `rms` is the error of a score within its group, and `rms_mean`
 that of the plain mean over the orders, so that their ratio is what the estimate costs a judge without a fault. `calls` and
 `characters` are of one group, in thousands of characters sent and answered. No real model is asked.
-The rows `logarithm of length`, `short attempts` and `length, at the ends` are limits: RULER takes that off in part or not.
+The rows `short attempts` and of length `at the ends` are limits: RULER takes that off in part or not.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ BIASES: dict[str, Bias] = {
     "middle": lambda place, n, length: 0.2 * (place in ((n - 1) // 2, n // 2)),
     "linear": lambda place, n, length: 0.2 * (1 - place / (n - 1)),
     "length": lambda place, n, length: 0.2 * length,
+    "logarithm of length": lambda place, n, length: 0.2 * (1 + math.log(length) / math.log(30)),
 }
 
 
@@ -141,7 +142,6 @@ CASES = [
     *(Case(name, bias) for name, bias in BIASES.items()),
     Case("refused", BIASES["first"], refuses=True),
     Case("quality grows with length", BIASES["none"], by_length=True),
-    Case("logarithm of length", lambda place, n, length: 0.2 * (1 + math.log(length) / math.log(30))),
     Case("short attempts", lambda place, n, length: 0.2 * (1 - length)),
     *(Case(f"{name}, at the ends", bias, ends=(0.0, 1.0)) for name, bias in BIASES.items() if name != "none"),
 ]

@@ -6,8 +6,10 @@ to know which attempt is better. Against the known faults of such judges:
 - Attempts are shown in several orders, in which each has other places and other neighbours. What the judge gives for each
   place is estimated within the group and taken off (addons/judges/places.py). Letters are assigned anew for each order.
 - Where attempts differ in length, a copy of the shortest is shown, too, which says its last words again until it is as long
-  as the longest. What the copy gains is a gain by length alone, and is taken off each attempt in proportion to its length.
-  A preference for length that mere repetition does not earn stays, since it may be quality.
+  as the longest, or in every other order half as long by the logarithm. What the copies gain is a gain by length alone, and
+  is taken off each attempt by its length, or its logarithm, or a mixture of both, as the two copies say. A preference for
+  length that mere repetition does not earn stays, since it may be quality; so does one for short attempts, because a copy
+  that loses may lose by its repetition.
 - An attempt is shown as lines of JSON between marks that it cannot know, and the judge is told that all of it is evidence.
 - Equal attempts are shown once and get the same score. Messages that all attempts begin with are shown once.
 - A share of the rubric's points can be left out, others for each group (`rubric_dropout`), against a policy that learns one
@@ -27,7 +29,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import fmean
@@ -38,7 +41,9 @@ from addons.judges.prompts import (
     AGAIN,
     ANSWERS,
     CANARY,
+    COPIES,
     INSTRUCTIONS,
+    LONG,
     LONGER,
     RUBRIC,
     TASK,
@@ -56,6 +61,7 @@ if TYPE_CHECKING:
     from addons.judges.section import Ruler
 
 T = TypeVar("T")
+FOR_TWO_COPIES = 4  # orders, so that each copy is shown in two
 RETURNED = 20_000  # characters of an answer that go back to the judge with what is wrong with it
 
 
@@ -72,7 +78,7 @@ def identity(settings: Ruler, rubric: str) -> str:
     """Hash of the judge: of model, prompts, rubric, orders and parameters, but not of the server's address."""
     texts = [INSTRUCTIONS, ANSWERS[settings.reasons], TASK, AGAIN, CANARY, rubric]
     asked = Request((), schema=prompts.schema(["A"], settings.reasons)).body(settings.endpoint)
-    shown = [settings.orders, settings.shows_longer_copy, "place effects taken off"]
+    shown = [settings.orders, settings.shows_longer_copy, "place effects and length taken off"]
     parts = [texts, asked, shown, settings.probes, settings.max_characters, prompts.SHORTEST]
     if settings.rubric_dropout:
         parts.append(settings.rubric_dropout)
@@ -103,17 +109,21 @@ class GroupJudge:
             return Judgement(**names, scores=unscored, problem=str(too_long))
         if problem := prompts.nothing_to_compare(group, prepared):
             return Judgement(**names, scores=unscored, problem=problem)
+        versions = [prepared]
         if self.settings.shows_longer_copy:
-            prepared = prompts.with_longer_copy(prepared, self.settings.max_characters)
-        shown = places.orders(len(prepared.attempts), self.settings.orders, f"orders {prepared.mark}")
-        calls = [self.call(prepared, order) for order in shown]
+            versions = prompts.with_longer_copies(prepared, self.settings.max_characters)
+        shown = places.orders(len(versions[0].attempts), self.settings.orders, f"orders {prepared.mark}")
+        if len(shown) < FOR_TWO_COPIES:
+            versions = versions[:1]
+        asked = [versions[number % len(versions)] for number in range(len(shown))]
+        calls = [self.call(version, order) for version, order in zip(asked, shown, strict=True)]
         is_probed = Random(f"probe {prepared.mark}").random() < self.settings.probes
         if is_probed:
-            extended, order = with_canary(prepared, shown[0])
-            calls += [self.call(prepared, shown[0], seed=1), self.call(extended, order)]
+            extended, order = with_canary(asked[0], shown[0])
+            calls += [self.call(asked[0], shown[0], seed=1), self.call(extended, order)]
         results = await together(calls)
         by_order = results[: len(shown)]
-        scores, gain, problem = combined(prepared.attempts, shown, by_order)
+        scores, gain, problem = combined(asked, shown, by_order)
         reasons = [
             next(filter(None, texts), "") for texts in zip(*(result.reasons for result in by_order), strict=True)
         ]
@@ -124,12 +134,12 @@ class GroupJudge:
             reasons=by_trajectory(prepared, reasons),
             orders=tuple(
                 Order(
-                    attempts=tuple(prepared.attempts[place].names[0] for place in order),
+                    attempts=names_in(version, order),
                     scores=tuple(result.scores[place] for place in order),
                     calls=tuple(reply.key for reply in result.replies),
                     problem=result.problem,
                 )
-                for order, result in zip(shown, by_order, strict=True)
+                for version, order, result in zip(asked, shown, by_order, strict=True)
             ),
             length_gain=gain,
             probe=probe(by_order[0], results[-2], results[-1], shown[0][-1]) if is_probed else None,
@@ -169,9 +179,14 @@ class GroupJudge:
 
 
 def by_trajectory(prepared: Prepared, values: Sequence[T]) -> dict[str, T]:
-    """A value for each attempt as a value for each trajectory, by id; the longer copy is none."""
-    pairs = zip(prepared.attempts, values, strict=True)
-    return {name: value for attempt, value in pairs for name in attempt.names if name != LONGER}
+    """A value for each attempt as a value for each trajectory, by id; copies, whose values are last, are none."""
+    pairs = zip(prepared.attempts, values, strict=False)
+    return {name: value for attempt, value in pairs for name in attempt.names}
+
+
+def names_in(prepared: Prepared, order: Sequence[int]) -> tuple[str, ...]:
+    """The attempts by name, in the order in which they were shown."""
+    return tuple(prepared.attempts[place].names[0] for place in order)
 
 
 def with_canary(prepared: Prepared, order: Sequence[int]) -> tuple[Prepared, list[int]]:
@@ -197,47 +212,68 @@ def probe(first: Scored, again: Scored, canary: Scored, copied: int) -> Probe:
 
 
 def combined(
-    attempts: Sequence[ShownAttempt], shown: Sequence[Sequence[int]], scored: Sequence[Scored]
+    asked: Sequence[Prepared], shown: Sequence[Sequence[int]], scored: Sequence[Scored]
 ) -> tuple[list[float | None], float | None, str]:
     """(score of each attempt from all orders, without the effects of its places and its length; what the longer copy gains
-    over its original; why any attempt has no score).
+    over its original; why any attempt has no score). `asked` is what each order showed.
 
     Only differences are known: where a score leaves 0 to 1, all move by as much. Scores are rounded to a millionth, so that
     equal attempts are equal on each machine."""
-    names = [attempt.names[0] for attempt in attempts]
+    lengths = {attempt.names[0]: attempt.length for version in asked for attempt in version.attempts}
+    own = [name for name in lengths if name not in COPIES]
     rows = [[result.scores[place] for place in order] for order, result in zip(shown, scored, strict=True)]
     compared = sum(len(row) - row.count(None) > 1 for row in rows)
     failed = "; ".join(dict.fromkeys(result.problem for result in scored if result.problem))
-    fitted = places.fit([[names[place] for place in order] for order in shown], rows)
+    fitted = places.fit([names_in(version, order) for version, order in zip(asked, shown, strict=True)], rows)
     if fitted is None or compared < min(2, len(rows)):
         alone = f"{compared} of {len(rows)} orders could be used, which cannot tell an attempt's quality from its place"
-        return [None] * len(names), None, "; ".join(filter(None, (failed, alone if compared else "")))
-    gain, slope = length_effect(attempts, fitted, compared)
-    own = [attempt for attempt in attempts if attempt.names[0] in fitted.values and attempt.names[0] != LONGER]
-    mean = fmean(attempt.length for attempt in own)
-    values = {attempt.names[0]: fitted.values[attempt.names[0]] - slope * (attempt.length - mean) for attempt in own}
+        return [None] * len(own), None, "; ".join(filter(None, (failed, alone if compared else "")))
+    gain, effect = length_effect(lengths, fitted, compared)
+    effects = {name: effect(lengths[name]) for name in own if name in fitted.values}
+    mean = fmean(effects.values())
+    values = {name: fitted.values[name] - of_length + mean for name, of_length in effects.items()}
     beyond = max(0.0, max(values.values()) - 1) or min(0.0, min(values.values()))
     scores: list[float | None] = [
-        round(min(1.0, max(0.0, values[name] - beyond)), 6) if name in values else None for name in names
+        round(min(1.0, max(0.0, values[name] - beyond)), 6) if name in values else None for name in own
     ]
-    unscored = any(name not in values for name in names if name != LONGER)
-    return scores, gain, failed if unscored else ""
+    return scores, gain, failed if len(values) < len(own) else ""
 
 
-def length_effect(attempts: Sequence[ShownAttempt], fitted: places.Fit, orders: int) -> tuple[float | None, float]:
-    """(what the longer copy gains over its original, None where it was not shown or scored; what is taken off a character).
+def length_effect(
+    lengths: dict[str, int], fitted: places.Fit, orders: int
+) -> tuple[float | None, Callable[[int], float]]:
+    """(what the longer copy gains over its original, None where it was not shown or scored; what an attempt of so many
+    characters gains by them). `lengths` are of attempts and copies.
 
-    Nothing is taken off for a loss, which may be the price of repetition, and less of a gain that may be noise: the variance
-    of the difference of two means counts against its square (James and Stein 1961, the positive part)."""
-    longer = attempts[-1]
-    original = min(attempts[:-1], key=lambda attempt: attempt.length)
-    if longer.names[0] != LONGER or not {LONGER, original.names[0]} <= fitted.values.keys():
-        return None, 0.0
-    gain = fitted.values[LONGER] - fitted.values[original.names[0]]
-    if gain <= 0 or fitted.noise is None:
-        return round(gain, 6), 0.0
-    certain = max(0.0, 1 - fitted.noise * 2 / orders / gain**2)
-    return round(gain, 6), certain * gain / (longer.length - original.length)
+    The gain is in proportion to length, to its logarithm, or to a mixture that the shorter copy's gain determines."""
+    original = min((name for name in lengths if name not in COPIES), key=lengths.__getitem__)
+    if not {LONGER, original} <= fitted.values.keys():
+        return None, lambda length: 0.0
+    gain, short, longest = fitted.values[LONGER] - fitted.values[original], lengths[original], lengths[LONGER]
+    if fitted.noise is None:
+        return round(gain, 6), lambda length: 0.0
+    copies = sum(name in fitted.values for name in COPIES)  # each was shown in so small a part of the orders
+    kept, bend = certain(gain, fitted.noise * (copies + 1) / orders), 0.0
+
+    def straight(length: int) -> float:
+        return (length - short) / (longest - short)
+
+    def curved(length: int) -> float:
+        return math.log(length / short) / math.log(longest / short)
+
+    if LONG in fitted.values and kept > 0:
+        share = straight(lengths[LONG])
+        apart = curved(lengths[LONG]) - share
+        seen = (fitted.values[LONG] - fitted.values[original] - share * gain) / apart
+        variance = fitted.noise * (copies * (1 + share**2) + (1 - share) ** 2) / orders / apart**2
+        bend = min(1.0, certain(seen, variance) / gain)
+    return round(gain, 6), lambda length: kept * ((1 - bend) * straight(length) + bend * curved(length))
+
+
+def certain(gain: float, variance: float) -> float:
+    """What is taken off for a gain that was seen: nothing for a loss, which may be the price of repetition, and less of a
+    gain that may be noise (James and Stein 1961, the positive part)."""
+    return max(0.0, gain - variance / gain) if gain > 0 else 0.0
 
 
 def judge_all(

@@ -222,7 +222,7 @@ class Reward(Record):
 class Order(Record):
     """One order in which a judge was shown a group's attempts (those that read alike once), and what it answered."""
 
-    # Trajectory ids, first to last; "longer copy" for the copy that measures the liking of length
+    # Trajectory ids, first to last; "longer copy" and "long copy" for the copies that measure the liking of length
     attempts: tuple[str, ...]
     scores: tuple[float | None, ...]  # of each
     calls: tuple[str, ...]  # keys of the answers in the ledger: one, or two where the first could not be used

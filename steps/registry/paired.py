@@ -9,6 +9,12 @@ where all are of one size (Carter, Schnepel and Steigerwald 2017, Review of Econ
 than two of them nothing can be said: of 200 questions to one inbox and 40 to others, all that counts is what happens in
 the one.
 
+The jackknife is too sure where what differs are single scenarios and the large clusters are all equal by chance: the former
+have a variance, and no other scenario that could show how alike clusters are. So the effect is at least what the correlation
+of pairs within clusters makes of it, 1 + correlation × (mean size - 1), the size being that of a scenario's own cluster; a
+scenario counts as often as it has others in its cluster (the estimator of Karlin, Cameron and Williams 1981, PNAS 78, 2664,
+that weights pairs alike). Where all clusters are of one size it adds nothing.
+
 The difference of two policies has the adjusted Wald interval of Bonett and Price (2012, Journal of Educational and
 Behavioral Statistics 37, 479): one scenario that was won and one that was lost are added, so that the interval does not
 shrink to nothing where the policies seldom differ. A policy's own share has Wilson's interval. Both count scenarios after
@@ -158,13 +164,25 @@ def design_effect(
     if clusters.are_single:
         return np.ones(values_XN.shape[:-1])
     n, number, sizes_C = values_XN.shape[-1], len(clusters.sizes_C), clusters.sizes_C
-    rest_XN = values_XN - values_XN.mean(-1, keepdims=True)
-    sums_XC = np.add.reduceat(rest_XN[..., clusters.order_N], clusters.starts_C, axis=-1)
+    mean_size = n / clusters.effective  # of the cluster that a scenario is in
+    rest_XN = (values_XN - values_XN.mean(-1, keepdims=True))[..., clusters.order_N]
+    sums_XC = np.add.reduceat(rest_XN, clusters.starts_C, axis=-1)
+    squares_XC = np.add.reduceat(np.square(rest_XN), clusters.starts_C, axis=-1)
     between_X = (np.square(sums_XC / (1 - sizes_C / n))).sum(-1) * (number - 1) / number
-    within_X = np.square(rest_XN).sum(-1) * n / (n - 1)
+    within_X = squares_XC.sum(-1) * n / (n - 1)
     # Where every difference is 0, as alike as can be.
     added_X = alike * np.where(np.square(unit) > 0, np.square(unit), 1.0)
-    return np.maximum(1.0, (between_X + added_X * n / clusters.effective) / (within_X + added_X))
+    drawn_X = (between_X + added_X * mean_size) / (within_X + added_X)
+    return np.maximum(drawn_X, 1 + correlation(sums_XC, squares_XC, sizes_C, added_X) * (mean_size - 1))
+
+
+def correlation(sums_XC: np.ndarray, squares_XC: np.ndarray, sizes_C: np.ndarray, added_X: np.ndarray) -> np.ndarray:
+    """The correlation of two scenarios of one cluster, 0 to 1, [X], by the sums and squares of the deviations in each; so
+    much is added as if it were alike."""
+    import numpy as np
+
+    covariance_X, variance_X = (np.square(sums_XC) - squares_XC).sum(-1), (squares_XC * (sizes_C - 1)).sum(-1)
+    return np.maximum(0.0, (covariance_X + added_X) / (variance_X + added_X))
 
 
 def quantile(units: float, tail: float) -> float:

@@ -4,7 +4,7 @@ It is found by bisection: with so large a gain, the lower end of the interval of
 margin with the probability `OFTEN`, where the mean difference is as its variance says. The design effect and how often
 the two policies differ are what was seen, and a larger gain is taken to be more uneven between clusters. Before a run the
 effect is unknown, so both its ends are said: alike scenarios that have nothing in common, and ones that succeed or fail
-as one. In the simulations of `python -m benchmarks.gate` the gain that is said is shown in 70 to 84 % of the splits, and
+as one. In the simulations of `python -m benchmarks.gate` the gain that is said is shown in 68 to 84 % of the splits, and
 in 48 and 64 % with clusters that count as 5 and 6.
 """
 

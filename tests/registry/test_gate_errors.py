@@ -39,6 +39,14 @@ def test_intervals_cover_what_they_say(design: Design) -> None:
         assert min(benchmark.covered_in(design, World(share, 0.2), TRIALS)) >= 0.9
 
 
+def test_rare_successes_in_clusters_that_are_wholly_alike_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the large clusters are all equal by chance, single scenarios alone differ and tell nothing of clusters."""
+    mixed, alike = Design("12 x 10 + 120 x 1", (10,) * 12 + (1,) * 120), World(0.02, 1.0)
+    assert min(benchmark.covered_in(mixed, alike, 500)) >= 0.94
+    monkeypatch.setattr(paired, "correlation", lambda *_: 0.0)  # the jackknife alone
+    assert min(benchmark.covered_in(mixed, alike, 500)) < 0.9
+
+
 def test_the_formula_of_equal_clusters_would_fail_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of clusters without leaving one out, and as many degrees of freedom as clusters."""
 

@@ -302,14 +302,14 @@ def test_scores_of_an_order_and_its_reverse_with_some_of_them_missing() -> None:
         ((0.2, 0.8, 0.5), (0.4, None, None)): ([None] * 3, f"gone; {alone}"),
         ((None, None, None), (None, None, None)): ([None] * 3, "gone"),
     }
-    attempts = [prompts.ShownAttempt((name,), ("text",)) for name in "abc"]
+    prepared = prompts.Prepared((), [prompts.ShownAttempt((name,), ("text",)) for name in "abc"], "#", None)
     for given, (means, why) in table.items():
         scored = [ruler.Scored(list(scores), [""] * 3, [], "gone" if None in scores else "") for scores in given]
-        found, gain, problem = ruler.combined(attempts, [[0, 1, 2], [2, 1, 0]], scored)
+        found, gain, problem = ruler.combined([prepared] * 2, [[0, 1, 2], [2, 1, 0]], scored)
         assert found == pytest.approx(means)
         assert (gain, problem) == (None, why)
     single = ruler.Scored([0.4, 0.2, 0.1], [""] * 3, [], "")
-    found, _, problem = ruler.combined(attempts, [[2, 0, 1]], [single])
+    found, _, problem = ruler.combined([prepared], [[2, 0, 1]], [single])
     assert (found, problem) == ([0.4, 0.2, 0.1], ""), "with orders: 1, one order is what was asked for"
 
 
@@ -397,7 +397,9 @@ def test_quality_that_grows_with_length_is_not_taken_off() -> None:
         assert gaps == pytest.approx([0.2] * 3, abs=0.003)
         assert found.length_gain == pytest.approx(gain, abs=0.01)
         assert set(found.scores) == set(found.reasons) == {played.id for played in made.trajectories}
-        assert all("longer copy" in order.attempts and len(order.attempts) == 5 for order in found.orders)
+        assert all(len(order.attempts) == 5 for order in found.orders)
+        copies = [[name for name in order.attempts if name in prompts.COPIES] for order in found.orders]
+        assert copies == [["longer copy"], ["long copy"]] * 2
 
 
 def test_a_longer_copy_repeats_the_shortest_attempts_last_words_and_only_where_lengths_differ() -> None:
@@ -405,18 +407,20 @@ def test_a_longer_copy_repeats_the_shortest_attempts_last_words_and_only_where_l
     hit = {"role": "tool", "name": "search", "content": "Found."}
     said = [(use("search", text="a"), hit, words("It is x.")), (words("It is y. " * 40),)]
     prepared = prompts.prepare(Group(scenario, [attempt(scenario, n, *one) for n, one in enumerate(said)]), 60_000)
-    longer = prompts.with_longer_copy(prepared, 60_000).attempts[-1]
+    longer, middle = (version.attempts[-1] for version in prompts.with_longer_copies(prepared, 60_000))
     short, long = sorted(prepared.attempts, key=lambda one: one.length)
     assert longer.names == (prompts.LONGER,)
     assert longer.length == long.length
     assert longer.lines[:-1] == short.lines[:-1]
     assert json.loads(longer.lines[-1])["content"].startswith("It is x. It is x. It is x. ")
-    assert prompts.with_longer_copy(prepared, short.length + 2 * long.length) == prepared, "it would be too long"
+    assert middle.names == (prompts.LONG,)
+    assert middle.length == round((short.length * long.length) ** 0.5)
+    assert prompts.with_longer_copies(prepared, short.length + 2 * long.length) == [prepared], "it would be too long"
     even = prompts.prepare(Group(scenario, [attempt(scenario, n, words(f"It is {n}.")) for n in range(3)]), 60_000)
-    assert prompts.with_longer_copy(even, 60_000) == even
+    assert prompts.with_longer_copies(even, 60_000) == [even]
     silent = [(words("It is y. " * 40),), (use("search", text="a"), hit)]
     calls = prompts.prepare(Group(scenario, [attempt(scenario, n, *one) for n, one in enumerate(silent)]), 60_000)
-    assert prompts.with_longer_copy(calls, 60_000) == calls, "it has no words"
+    assert prompts.with_longer_copies(calls, 60_000) == [calls], "it has no words"
     assert not Ruler(endpoint=Endpoint(model="m")).of_pairs().shows_longer_copy
 
 
