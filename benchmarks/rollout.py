@@ -9,6 +9,8 @@ each prompt before the turn ahead of it was sampled. multiplication has one turn
 
 On the CPU the stage has operators of its own for the adapter (steps/sampling/lora_cpu.py). `ratio` is against vLLM as
 it comes, `ratio_same_operators` against vLLM with them: what template, tools, environment and waiting for turns cost.
+`ratio_same_turns` is against vLLM with them that asks for a turn when the one before it was sampled, as the stage has to:
+what is left for template, tools, environment and the file alone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,31 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     return seconds, sum(counts)
 
 
+def by_turns(folder: Path, params: Any) -> float:
+    """Seconds of the same engine and operators for the same turns, each asked for when the one before it was sampled."""
+    from steps.core.records import Trajectory, read_records
+    from steps.sampling.engine import EngineSampler
+
+    played = read_records(Trajectory, folder / "trajectories.parquet")
+    sampler = EngineSampler(params.policy, folder / "adapter", params.rollout.temperature, max_tokens=1, stop=-1)
+    left = [list(row.turns) for row in played]
+
+    def ask(key: int) -> None:
+        if left[key]:
+            turn = left[key].pop(0)
+            count = len(turn.completion_ids)
+            sampler.sampling = partial(sampler.sampling, max_tokens=count, min_tokens=count, stop_token_ids=[])
+            sampler.submit(key, list(turn.prompt_ids), seed=1_000 * key + len(left[key]))
+
+    started = time.perf_counter()
+    for key in range(len(left)):
+        ask(key)
+    while sampler.pending:
+        for sampled in sampler.step():
+            ask(sampled.key)
+    return time.perf_counter() - started
+
+
 def measure(task: str, folder: Path, runs: int, given: Any = None) -> dict[str, Any]:
     """The row of a task, with the parameters of params.yaml or those that are given."""
     from steps import initialise, scenarios
@@ -87,18 +115,20 @@ def measure(task: str, folder: Path, runs: int, given: Any = None) -> dict[str, 
         scenarios.scenarios(ROOT / "tasks_data" / task, folder / "scenarios", params)
         initialise.initialise(folder / "adapter", folder / "checkpoint", params)
         llm = stock(params)
-        times: dict[str, list[float]] = {"stage": [], "raw": [], "raw, own operators": []}
+        times: dict[str, list[float]] = {"stage": [], "raw": [], "raw, own operators": [], "by turns": []}
         tokens = 0
         for _ in range(runs + 1):
             times["stage"].append(stage(params, task, folder))
             for side in ("raw", "raw, own operators"):
                 seconds, tokens = raw(llm, folder, params, side != "raw")
                 times[side].append(seconds)
+            times["by turns"].append(by_turns(folder, params))
     best = {side: min(values[1:]) for side, values in times.items()}  # the first warms up
     return {
         "name": task,
         "ratio": round(best["raw"] / best["stage"], 3),
         "ratio_same_operators": round(best["raw, own operators"] / best["stage"], 3),
+        "ratio_same_turns": round(best["by turns"] / best["stage"], 3),
         "tokens": tokens,
         "tokens_per_second": round(tokens / best["stage"]),
         "tokens_per_second_raw": round(tokens / best["raw"]),

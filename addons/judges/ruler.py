@@ -252,7 +252,7 @@ def length_effect(
     gain, short, longest = fitted.values[LONGER] - fitted.values[original], lengths[original], lengths[LONGER]
     if fitted.noise is None:
         return round(gain, 6), lambda length: 0.0
-    copies = sum(name in fitted.values for name in COPIES)  # each was shown in so small a part of the orders
+    copies = sum(name in fitted.values for name in COPIES)  # each is shown in one of so many orders
     kept, bend = certain(gain, fitted.noise * (copies + 1) / orders), 0.0
 
     def straight(length: int) -> float:
