@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from addons.models.replies import Replies
 from addons.production.traces import files, remains, store, tombstones, unchanged
 from addons.production.traces.build import Task, build
 from addons.production.traces.records import key_of
@@ -50,7 +51,7 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 
     keys = keys_of(names)
     settings = params.load(root / "params.yaml", params.Params)
-    with folder_lock.held(root, folder_lock.command_line()), Ledger() as ledger:
+    with folder_lock.held(root, folder_lock.command_line()), Replies() as ledger:
         finish(root, settings, ledger)
         index.add_ingested(root, ledger)  # so that the versions that lie here are listed, too
         was_forgotten = any(tombstones.of(root).holds(key) for key in keys)
@@ -78,7 +79,7 @@ def keys_of(names: Iterable[str]) -> set[str]:
     }
 
 
-def finish(root: Path, settings: params.Params, ledger: Ledger) -> None:
+def finish(root: Path, settings: params.Params, ledger: Replies) -> None:
     """Finish a deletion that was cut off, and remove what a killed command left in ingested/. The caller holds the folder's
     lock."""
     for folder in folders(root):
@@ -116,7 +117,7 @@ def erase(
     capture: Path,
     conversations: Sequence[Sequence[Message]],
     settings: params.Params,
-    ledger: Ledger,
+    ledger: Replies,
 ) -> list[str]:
     """Delete the conversations with these keys, and those in which the same was said; a line for each place."""
     tombstones.of(root).add(keys, conversations)

@@ -103,8 +103,7 @@ def version_of(receipt: dict[str, Any], best: Path, display: RunDisplay) -> str:
     """The number of the version that the receipt speaks of. It is registered again where the registry has none: DVC keeps
     the receipt and knows nothing of the registry, which may be another one now (another machine or server, a store or a
     version that was deleted). `best` is the policy's folder."""
-    from steps.registry.model import registered_version
-    from steps.registry.publish import publish
+    from steps.registry.publish import publish, registered_version
 
     name = receipt["name"]
     if version := registered_version(name, receipt["adapter_hash"]):

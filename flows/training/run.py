@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import cards, pages
+from flows.deployment import pages
+from flows.repro import gpus
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
 from flows.terminal.command import stop_if_signalled, undisturbed
@@ -38,7 +40,6 @@ from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name
-from steps.tracking import system_metrics
 
 BLIND = (
     "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
     from environments.base import Scenario
     from steps.analytics.readiness import Readiness
     from steps.tracking.lasting import LastingMlflow
-    from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import Tracker
+    from steps.tracking.tracker import Sample, Tracker
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -108,7 +108,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     started = time.monotonic()
     machine.use_one_arena()
     params = load("params.yaml", Params)
-    beside, usual, alone = worker(params, cards.visible() if params.train.overlap else [], machine.cores())
+    beside, usual, alone = worker(params, gpus.visible() if params.train.overlap else [], machine.cores())
     if alone:
         display.say(
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
@@ -185,7 +185,7 @@ def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
     """All iterations, the tests and the registration."""
-    params = mlflow.params
+    params = mlflow.tracker.params
     overlap, iterations = params.train.overlap, params.train.iterations
     origins, extend = start.origins(params), partial(write_chain, params)
     extend(1, 1)
@@ -208,7 +208,8 @@ def _iterations(
         """Begin a stage in another thread, after the one before it there."""
         return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
 
-    with system_metrics.sampled() as drain, Ahead(params, pipeline, submit) as ahead:
+    sampled: Any = next(every("machine"), partial(nullcontext, list))
+    with sampled() as drain, Ahead(params, pipeline, submit) as ahead:
         loop = Loop(run, ahead, trackers, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
@@ -244,9 +245,9 @@ def _iterations(
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    if mlflow.run_name:
-        pages.rename(mlflow.run_name)
-    pages.end(RUN / "learning_curve.png", mlflow.where())
+    if mlflow.tracker.run_name:
+        pages.rename(mlflow.tracker.run_name)
+    pages.end(RUN / "learning_curve.png", mlflow.tracker.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     write_page(params, summary, mlflow, display.say)
     pages.result(result_lines(summary))
