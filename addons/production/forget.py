@@ -29,7 +29,6 @@ from addons.production.traces.records import key_of
 from addons.production.traces.sources import KINDS, REGRESSION, load_task
 from environments.base import Message
 from flows.repro import folder_lock
-from flows.repro.versioned import versioned
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.files import private_folder, write_text
@@ -128,7 +127,7 @@ def erase(
         task = load_task(root, settings.model_copy(update={"task": folder.name}))
         counts = forget(keys, folder, task, conversations)
         lines += [f"{folder.relative_to(root)}/{name}.jsonl: {count} rows deleted" for name, count in counts.items()]
-        versioned(root, folder)
+        files.versioned(root, folder)
     if answers := ledger.forget_texts(remains.texts(conversations)):
         lines.append(f"the ledger: {answers} answers of models to what was said in it deleted")
     for index in every("index"):

@@ -40,9 +40,9 @@ def run(
     the folder's lock. UserError before anything is read where an option is wrong."""
     from addons.models.replies import Replies
     from addons.production.forget import finish
+    from addons.production.traces.files import versioned
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
-    from flows.repro.versioned import versioned
     from steps.core import params
     from steps.core.ports import every
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.repro import gpus
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.kit.lock import opened, take
+from steps.policy import machine
 from steps.project import store
 
 LOCKS = Path(".flywheel/cards")
@@ -28,14 +28,14 @@ def needed(file: Path) -> int:
     """How many GPUs of this machine a run of this params.yaml needs: those of its engine or of its update, whichever has
     more. With train.overlap as many as both where this machine has them."""
     run = params.load(file, params.Params)
-    others, ahead = gpus.shares(run)
-    has_both = run.train.overlap and run.policy.kind == "vllm" and others + ahead <= len(gpus.visible())
+    others, ahead = machine.gpu_shares(run)
+    has_both = run.train.overlap and run.policy.kind == "vllm" and others + ahead <= len(machine.gpus())
     return others + ahead if has_both else others
 
 
 def check(root: Path, runs: int) -> None:
     """UserError where there are GPUs, and fewer than so many runs of the folder's params.yaml need at a time."""
-    each, cards = needed(root / "params.yaml"), len(gpus.visible())
+    each, cards = needed(root / "params.yaml"), len(machine.gpus())
     if runs > 1 and 0 < cards < runs * each:
         raise UserError(
             f"--runs {runs} needs {runs * each} GPUs, {each} for each run of params.yaml (policy.tensor_parallel, "
@@ -48,7 +48,7 @@ def owned(root: Path, count: int) -> Iterator[list[str]]:
     """Inside, this process and those that it starts see `count` GPUs that no other deployed run of the project has.
 
     Waits until so many are free. UserError where there are too few; nothing happens where there are none."""
-    cards = gpus.visible()
+    cards = machine.gpus()
     if not cards:
         yield []
         return
@@ -65,7 +65,7 @@ def owned(root: Path, count: int) -> Iterator[list[str]]:
         while not own:
             time.sleep(WAIT)
             own = taken(folder, cards, count, held)
-        with store.variables(**{gpus.VISIBLE: ",".join(own)}):
+        with store.variables(**{machine.VISIBLE: ",".join(own)}):
             yield own
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.deployment import cards, workspace
-from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import command_parser, exit_code
 from steps.project import kept_runs, lock, store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import DIFF, git
+from steps.project.kept_runs import WORKTREES
 from steps.runner import handover
 
 JUDGED = Path(".flywheel/judged")  # in a worktree whose data are copies of another run's, for the viewer

@@ -18,9 +18,9 @@ from steps.core.progress import say
 from steps.project import kept_runs, store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
+from steps.project.kept_runs import WORKTREES
 from steps.runner import handover
 
-WORKTREES = Path(".flywheel/worktrees")
 POOL = "local"  # the work pool of `make ui`
 
 

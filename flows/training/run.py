@@ -21,7 +21,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
 from flows.deployment import pages
-from flows.repro import gpus
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
 from flows.terminal.command import stop_if_signalled, undisturbed
@@ -108,7 +107,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     started = time.monotonic()
     machine.use_one_arena()
     params = load("params.yaml", Params)
-    beside, usual, alone = worker(params, gpus.visible() if params.train.overlap else [], machine.cores())
+    beside, usual, alone = worker(params, machine.gpus() if params.train.overlap else [], machine.cores())
     if alone:
         display.say(
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
@@ -145,7 +144,8 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
     if by_task := report.task_line(base):
         display.say(by_task)
     display.say(power_line(params, base))
-    warn(0, display)
+    for line in health.lines(0):
+        display.say(line)
 
     def measure() -> Readiness:
         for stage in [f"start@{chain.START}"] * (chain.START in start.origins(params)):
@@ -295,14 +295,9 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)
-    warn(iteration, display)
-    return future
-
-
-def warn(iteration: int, display: RunDisplay) -> None:
-    """Say what failed in an iteration, why it taught nothing, and what the tripwires see, where that is so."""
     for line in health.lines(iteration):
         display.say(line)
+    return future
 
 
 # --- The test scenarios and the gate: what gain they can show, said before training, and the look that a run takes.

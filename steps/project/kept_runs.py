@@ -12,6 +12,7 @@ from steps.core.progress import say
 from steps.project import store
 from steps.project.git import git
 
+WORKTREES = Path(".flywheel/worktrees")  # of deployed runs, each in a folder of its name
 STARTED = "start.dvc"  # of a run that starts from an adapter or from demonstrations: the hash of start/
 KEPT = ("params.yaml", "chain.yaml", "dvc.lock", STARTED)
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"

@@ -21,9 +21,8 @@ from steps.project import store
 from steps.project.chain import read_chain
 from steps.project.dvc import dvc
 from steps.project.git import git
+from steps.project.kept_runs import WORKTREES
 from steps.tracking.tracker import MlflowTracker
-
-WORKTREES = Path(".flywheel/worktrees")
 
 
 def log(root: Path, name: str = "") -> None:

@@ -18,7 +18,7 @@ from prefect.states import Crashed, exception_to_crashed_state
 
 from flows.deployment import pages
 from flows.terminal import recorded
-from flows.terminal.limits import TakesTooLong, limit
+from flows.terminal.command import TakesTooLong, limit
 from steps.core.errors import UserError
 
 

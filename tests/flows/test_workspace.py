@@ -13,10 +13,10 @@ import pytest
 
 from flows.deployment import checkout, workspace
 from flows.deployment.checkout import Source
-from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
 from steps.project import kept_runs, store
 from steps.project.git import git, git_state
+from steps.project.kept_runs import WORKTREES
 from steps.project.store import variables
 from tests.conftest import ROOT, small_repository
 
