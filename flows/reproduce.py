@@ -21,7 +21,7 @@ from flows.deployment.checkout import have, restore, source, uncommitted
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.terminal import command_parser, exit_code
-from steps.project import lock
+from steps.project import kept_runs, lock
 from steps.project.chain import read_chain
 from steps.project.dvc import dvc
 from steps.project.git import git
@@ -59,8 +59,8 @@ def reproduce(root: Path, name: str, kept: bool = False, remove: bool = True) ->
         read_chain(path)
         with workspace.here(root, path):
             if not kept:
-                if (path / workspace.STARTED).exists():
-                    have(path, workspace.STARTED)
+                if (path / kept_runs.STARTED).exists():
+                    have(path, kept_runs.STARTED)
                 dvc(path, "repro", "--force", "--no-run-cache")
                 return compare(before, outputs(path))
             have(path)

@@ -26,7 +26,6 @@ from environments.base import read_text
 from flows.deployment import pages
 from flows.deployment.checkout import restored
 from flows.deployment.settings import RescoreSettings
-from flows.deployment.workspace import NAME
 from flows.promotion.evaluations import run_stage
 from flows.repro.parameters import changed, values
 from flows.terminal import recorded
@@ -37,6 +36,7 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.terminal import command_parser
 from steps.project.chain import iteration_name, sampled_with
+from steps.project.kept_runs import NAME
 
 
 @flow(name="rescore", log_prints=False, on_crashed=[recorded.stopped])

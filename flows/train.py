@@ -18,7 +18,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.terminal.command import LOG, prepare, run_command
 from flows.training import ended, start
@@ -29,7 +28,7 @@ from steps.core.params import Params
 from steps.core.ports import bring, every
 from steps.core.progress import say
 from steps.core.terminal import command_parser
-from steps.project import store
+from steps.project import kept_runs, store
 from steps.project.lock import read_lock
 from steps.runner import handover
 from steps.runner.stage import is_warm
@@ -66,7 +65,7 @@ def main() -> int:
 
     def work() -> int:
         if options.name:
-            workspace.ref(options.name)  # which refuses what cannot be a name
+            kept_runs.ref(options.name)  # which refuses what cannot be a name
         begin, fork = None, list[str]()
         if options.source:
             if options.task or options.preset:
@@ -109,7 +108,7 @@ def main() -> int:
             training = partial(train_here, display, options.name)
             summary = result_of("train", training, display.say, title(params, options.name))
         if options.name:
-            workspace.keep_described(Path.cwd(), options.name)
+            kept_runs.keep_described(Path.cwd(), options.name)
         print_end(display.say, summary)
         return 0
 

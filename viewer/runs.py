@@ -22,10 +22,10 @@ from steps.core.errors import UserError
 from steps.core.yaml_text import read_mapping
 from steps.kit.lock import alone
 from steps.project.git import git_bytes
+from steps.project.kept_runs import WORKTREES
 from viewer.index import Index, stamp
 
 HERE = "."  # the name of the folder's own run; no other name begins with a dot
-WORKTREES = Path(".flywheel/worktrees")  # as in flows/deployment/workspace.py, whose imports would take 0.3 s
 JUDGED = Path(".flywheel/judged")  # in a worktree with copies of a judged run's data, see flows/deployment/checkout.py
 LAID_OUT = Path(".flywheel/view")
 CACHE = Path(".dvc/cache/files/md5")  # the cache of all runs, see flows/deployment/workspace.py

@@ -10,8 +10,7 @@ from steps.core.errors import UserError
 from steps.project import chain
 
 if TYPE_CHECKING:
-    from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import MlflowTracker
+    from steps.tracking.tracker import MlflowTracker, Sample
 
 
 def begin(run: MlflowTracker, is_live: bool) -> LineageTracker | None:

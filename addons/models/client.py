@@ -2,7 +2,7 @@
 
     replies = ask_all(endpoint, [Request(messages), ...])  # in the order asked
 
-An answer is written to the ledger (steps/project/ledger.py) as soon as it arrives, under a hash of the whole question:
+An answer is written to the ledger (addons/models/replies.py) as soon as it arrives, under a hash of the whole question:
 model, messages, tools, schema, temperature, limits and seed. The server's address is not part of the hash, so that the
 answers of a run are found again when the server has moved or is gone. Other weights therefore need another model name.
 
@@ -27,11 +27,11 @@ from random import Random
 from typing import Any, NoReturn, TypeVar
 
 from addons.models import answers
+from addons.models.replies import Replies
 from addons.models.section import Endpoint
 from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.core.progress import progress
-from steps.project.ledger import Ledger
 
 T = TypeVar("T")
 SHORTEST, LONGEST = 0.5, 30.0  # seconds before the first retry, and at most before later ones
@@ -137,7 +137,7 @@ class Client:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def __aenter__(self) -> Client:
-        self.ledger = Ledger()
+        self.ledger = Replies()
         connections = self.endpoint.max_connections
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self._http = http_client.Client(self.endpoint.base_url, headers=headers, connections=connections)

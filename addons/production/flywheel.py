@@ -28,7 +28,6 @@ from addons.production import ingest
 from environments import tasks
 from flows.deployment import workspace
 from flows.deployment.settings import Form, PromoteSettings, assigned
-from flows.deployment.workspace import NAME
 from flows.promotion import change
 from flows.repro.parameters import set_params
 from flows.terminal import recorded
@@ -41,8 +40,10 @@ from steps.core.ports import every
 from steps.core.terminal import command_parser
 from steps.core.yaml_text import read_mapping
 from steps.data.ingested import INGESTED, read_rows
+from steps.project import kept_runs
 from steps.project.dvc import dvc_output
 from steps.project.git import git
+from steps.project.kept_runs import NAME
 from steps.registry.model import CANARY, RegisteredModel, read_registry
 
 LATEST = 200  # kept runs that are looked through for the last turn
@@ -271,7 +272,7 @@ def main(words: list[str] | None = None) -> int:
 
     def work() -> int:
         if options.name:
-            workspace.ref(options.name)
+            kept_runs.ref(options.name)
         if not 0 < options.share <= 1 or options.min_new < 1:
             raise UserError("--share must be above 0 and at most 1, and --min-new 1 or more")
         prepare(by_hand=True)
@@ -317,7 +318,7 @@ def train(task: str, assignments: list[str], name: str) -> None:
     with display.shown(LOG):
         display.begin("starting Prefect")
         summary, lines = recorded.result_of("flywheel", turn, display.say, run_name)
-    workspace.keep_described(Path.cwd(), run_name)
+    kept_runs.keep_described(Path.cwd(), run_name)
     print_end(display.say, summary)
     for line in lines:
         print(f"flywheel: {line}", flush=True)

@@ -22,13 +22,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from addons.models.replies import Replies
 from addons.production.traces import files, remains, store, tombstones, unchanged
 from addons.production.traces.build import Task, build
 from addons.production.traces.records import key_of
 from addons.production.traces.sources import KINDS, REGRESSION, load_task
 from environments.base import Message
 from flows.repro import folder_lock
-from flows.repro.versioned import versioned
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.files import private_folder, write_text
@@ -50,7 +50,7 @@ def run(root: Path, names: list[str], capture: Path) -> list[str]:
 
     keys = keys_of(names)
     settings = params.load(root / "params.yaml", params.Params)
-    with folder_lock.held(root, folder_lock.command_line()), Ledger() as ledger:
+    with folder_lock.held(root, folder_lock.command_line()), Replies() as ledger:
         finish(root, settings, ledger)
         index.add_ingested(root, ledger)  # so that the versions that lie here are listed, too
         was_forgotten = any(tombstones.of(root).holds(key) for key in keys)
@@ -78,7 +78,7 @@ def keys_of(names: Iterable[str]) -> set[str]:
     }
 
 
-def finish(root: Path, settings: params.Params, ledger: Ledger) -> None:
+def finish(root: Path, settings: params.Params, ledger: Replies) -> None:
     """Finish a deletion that was cut off, and remove what a killed command left in ingested/. The caller holds the folder's
     lock."""
     for folder in folders(root):
@@ -116,7 +116,7 @@ def erase(
     capture: Path,
     conversations: Sequence[Sequence[Message]],
     settings: params.Params,
-    ledger: Ledger,
+    ledger: Replies,
 ) -> list[str]:
     """Delete the conversations with these keys, and those in which the same was said; a line for each place."""
     tombstones.of(root).add(keys, conversations)
@@ -127,7 +127,7 @@ def erase(
         task = load_task(root, settings.model_copy(update={"task": folder.name}))
         counts = forget(keys, folder, task, conversations)
         lines += [f"{folder.relative_to(root)}/{name}.jsonl: {count} rows deleted" for name, count in counts.items()]
-        versioned(root, folder)
+        files.versioned(root, folder)
     if answers := ledger.forget_texts(remains.texts(conversations)):
         lines.append(f"the ledger: {answers} answers of models to what was said in it deleted")
     for index in every("index"):

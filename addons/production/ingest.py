@@ -38,13 +38,13 @@ def run(
 ) -> Ingested:
     """Ingest the sources, give the folder to DVC, and index it, while no other command is at work here: the caller holds
     the folder's lock. UserError before anything is read where an option is wrong."""
+    from addons.models.replies import Replies
     from addons.production.forget import finish
+    from addons.production.traces.files import versioned
     from addons.production.traces.opinions import scales_of
     from addons.production.traces.sources import Source, ingest, load_task
-    from flows.repro.versioned import versioned
     from steps.core import params
     from steps.core.ports import every
-    from steps.project.ledger import Ledger
 
     settings = params.load(root / "params.yaml", params.Params)
     settings = settings.model_copy(update={"task": task}) if task else settings
@@ -52,7 +52,7 @@ def run(
         raise UserError(f"--regression {regression:g}: give a share from 0 to 1")
     sources = [Source.parse(word, settings.task) for word in words]
     scales_by_name, folder = scales_of(scales), root / INGESTED / settings.task
-    with Ledger() as ledger:
+    with Replies() as ledger:
         finish(root, settings, ledger)
         done = ingest(root, folder, sources, load_task(root, settings), scales_by_name, consented, regression)
         versioned(root, folder)

@@ -118,7 +118,7 @@ def asked(params: Params) -> dict[str, Any]:
 def take(root: Path, params: Params, folder: Path) -> dict[str, Any]:
     """Copy the scenarios of scenarios.ingested: the present ones, or the set version where start/ has it. UserError where
     there are none, or the version is not to be had."""
-    from flows.deployment.workspace import STARTED
+    from steps.project.kept_runs import STARTED
 
     settings = Ingested.of(params)
     assert settings is not None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from steps.kit import process
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
-from steps.tracking.system_metrics import Sample
+from steps.tracking.tracker import Sample
 
 if TYPE_CHECKING:
     from steps.tracking.tracker import MlflowTracker

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,43 +17,25 @@ from steps.core import params
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.kit.lock import opened, take
+from steps.policy import machine
 from steps.project import store
 
 LOCKS = Path(".flywheel/cards")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 WAIT = 2.0  # seconds until it is tried again whether another run has given back its GPUs
-
-
-def visible() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; none where nvidia-smi finds none."""
-    if (chosen := os.environ.get(VISIBLE)) is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return listed.stdout.split() if listed.returncode == 0 else []
 
 
 def needed(file: Path) -> int:
     """How many GPUs of this machine a run of this params.yaml needs: those of its engine or of its update, whichever has
     more. With train.overlap as many as both where this machine has them."""
     run = params.load(file, params.Params)
-    both = sum(shares(run))
-    return both if run.train.overlap and run.policy.kind == "vllm" and both <= len(visible()) else shares(run)[0]
-
-
-def shares(run: params.Params) -> tuple[int, int]:
-    """GPUs of this machine for all stages but rollouts that run ahead (train.overlap), and for those. An update on a Ray
-    cluster takes the cluster's."""
-    others = max(run.policy.tensor_parallel, 1 if run.update.launcher == "ray" else run.update.processes)
-    return others, run.policy.tensor_parallel
+    others, ahead = machine.gpu_shares(run)
+    has_both = run.train.overlap and run.policy.kind == "vllm" and others + ahead <= len(machine.gpus())
+    return others + ahead if has_both else others
 
 
 def check(root: Path, runs: int) -> None:
     """UserError where there are GPUs, and fewer than so many runs of the folder's params.yaml need at a time."""
-    each, cards = needed(root / "params.yaml"), len(visible())
+    each, cards = needed(root / "params.yaml"), len(machine.gpus())
     if runs > 1 and 0 < cards < runs * each:
         raise UserError(
             f"--runs {runs} needs {runs * each} GPUs, {each} for each run of params.yaml (policy.tensor_parallel, "
@@ -67,7 +48,7 @@ def owned(root: Path, count: int) -> Iterator[list[str]]:
     """Inside, this process and those that it starts see `count` GPUs that no other deployed run of the project has.
 
     Waits until so many are free. UserError where there are too few; nothing happens where there are none."""
-    cards = visible()
+    cards = machine.gpus()
     if not cards:
         yield []
         return
@@ -84,7 +65,7 @@ def owned(root: Path, count: int) -> Iterator[list[str]]:
         while not own:
             time.sleep(WAIT)
             own = taken(folder, cards, count, held)
-        with store.variables(**{VISIBLE: ",".join(own)}):
+        with store.variables(**{machine.VISIBLE: ",".join(own)}):
             yield own
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.deployment import cards, workspace
-from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.core.terminal import command_parser, exit_code
-from steps.project import lock, store
+from steps.project import kept_runs, lock, store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import DIFF, git
+from steps.project.kept_runs import WORKTREES
 from steps.runner import handover
 
 JUDGED = Path(".flywheel/judged")  # in a worktree whose data are copies of another run's, for the viewer
@@ -35,7 +35,7 @@ RESULTS = ("promote", "rescored")  # folders of run/ that judging writes, and th
 def new(root: Path, name: str, settings: dict[str, Any]) -> Path:
     """The worktree of a training run, which has the name that the settings give it, else the flow run's."""
     name = settings.get("name") or name
-    workspace.ref(name)
+    kept_runs.ref(name)
     path = root / WORKTREES / name
     if not path.exists():
         workspace.add(root, path, "HEAD")
@@ -44,7 +44,7 @@ def new(root: Path, name: str, settings: dict[str, Any]) -> Path:
 
 def judged(root: Path, name: str, settings: dict[str, Any]) -> Path:
     """The worktree of a flow that judges: as the tree of the judged run was. One of an earlier attempt is removed first."""
-    workspace.ref(name)
+    kept_runs.ref(name)
     path = root / WORKTREES / name
     if path.exists():
         workspace.remove(root, path)
@@ -86,7 +86,7 @@ class Source(NamedTuple):
 
     def changed_code(self) -> list[str]:
         """The tracked files that the difference changes, without those that describe a run."""
-        described = {f"a/{file} b/{file}" for file in workspace.KEPT}
+        described = {f"a/{file} b/{file}" for file in kept_runs.KEPT}
         pairs = re.findall(r"^diff --git (.+)$", self.difference, re.MULTILINE)
         return [pair.partition(" ")[0].removeprefix("a/") for pair in pairs if pair not in described]
 
@@ -100,7 +100,7 @@ def source(root: Path, name: str) -> Source:
         try:
             return Source(workspace.resolve(root, name), "", {})
         except UserError:
-            if (named := workspace.run_named(root, name)) is None:
+            if (named := kept_runs.run_named(root, name)) is None:
                 raise
             name = named
     with store.explained(store.address(root)):
@@ -114,12 +114,12 @@ def source(root: Path, name: str) -> Source:
         if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
             raise UserError(f"the MLflow run {name} has no commit's hash in its tag git_commit, but {commit[:80]!r}")
         logged = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
-        if missing := [file for file in workspace.KEPT if file not in logged and file != workspace.STARTED]:
+        if missing := [file for file in kept_runs.KEPT if file not in logged and file != kept_runs.STARTED]:
             raise UserError(f"the MLflow run {name} has no {', '.join(missing)}: it was never finished")
         with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
             files = {
                 file: Path(client.download_artifacts(run.info.run_id, file, folder)).read_bytes().decode()
-                for file in ({*workspace.KEPT, "git.diff"} & logged)
+                for file in ({*kept_runs.KEPT, "git.diff"} & logged)
             }
     return Source(commit, files.pop("git.diff", ""), files)
 
@@ -128,7 +128,7 @@ def uncommitted(root: Path, name: str) -> str:
     """What to give in place of a run's name where the run had changes that were not committed, which its commit does not
     have; empty where it had none, or MLflow does not know."""
     with contextlib.suppress(UserError):
-        if (run_id := workspace.run_named(root, name)) and (changed := source(root, run_id).changed_code()):
+        if (run_id := kept_runs.run_named(root, name)) and (changed := source(root, run_id).changed_code()):
             return (
                 f"{name} is a commit, without the changes to {', '.join(changed[:5])} that were not committed when it ran: "
                 f"`.venv/bin/python -m flows.reproduce {run_id}` reproduces it with them"
@@ -154,8 +154,8 @@ def restore(root: Path, path: Path, run: Source) -> None:
         different = git(path, "diff", *DIFF, "--name-only", "-z", "HEAD") + git(path, "ls-files", "--others", "-z")
         if links := [name for name in different.split("\0") if name and (path / name).is_symlink()]:
             raise UserError(f"the run's git.diff makes a symbolic link of {links[0]}: such a run is not restored")
-    if run.files and workspace.STARTED not in run.files:
-        (path / workspace.STARTED).unlink(missing_ok=True)  # the commit may have another run's
+    if run.files and kept_runs.STARTED not in run.files:
+        (path / kept_runs.STARTED).unlink(missing_ok=True)  # the commit may have another run's
     for name, text in run.files.items():
         (path / name).unlink(missing_ok=True)  # a link in the commit would be written through
         (path / name).write_text(text)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 from uuid import UUID
 
-from flows.terminal.limits import TakesTooLong, limit
+from flows.terminal.command import TakesTooLong, limit
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
 from steps.project.chain import iteration_name

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from flows.deployment import checkout, workspace
+from flows.deployment import checkout
 from steps.core.errors import UserError
 from steps.core.ports import every
 from steps.core.progress import say
 from steps.core.yaml_text import read_mapping
 from steps.policy.adapter import FILES
+from steps.project import kept_runs
 from steps.project.git import git
 from steps.project.ledger import Ledger
 from steps.project.lock import stages_of
@@ -147,7 +148,7 @@ def worktrees(root: Path) -> list[Path]:
 def committed(root: Path, revision: str) -> dict[str, str]:
     """The files of a commit that name what is in the cache, or describe a run."""
     names = git(root, "ls-tree", "-r", "-z", "--name-only", revision).split("\0")
-    wanted = [name for name in names if name in workspace.KEPT or name.endswith(".dvc")]
+    wanted = [name for name in names if name in kept_runs.KEPT or name.endswith(".dvc")]
     return {name: git(root, "show", f"{revision}:{name}") for name in wanted}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from environments import tasks
-from flows.deployment.workspace import NAME
 from steps.core.masking import masked
+from steps.project.kept_runs import NAME
 
 
 def plainly(schema: dict[str, Any]) -> None:

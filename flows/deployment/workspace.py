@@ -9,37 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from environments import did_you_mean
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.project import store
+from steps.project import kept_runs, store
 from steps.project.dvc import dvc, dvc_output
 from steps.project.git import git
+from steps.project.kept_runs import WORKTREES
 from steps.runner import handover
 
-WORKTREES = Path(".flywheel/worktrees")
 POOL = "local"  # the work pool of `make ui`
-STARTED = "start.dvc"  # of a run that starts from an adapter or from demonstrations: the hash of start/
-KEPT = ("params.yaml", "chain.yaml", "dvc.lock", STARTED)
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
 
 def limit(pool: str | None = None) -> str:
     """Prefect's global concurrency limit of how many runs a work pool has at a time. Without a name: of the one that has
     started this process, as its template says."""
     return f"flywheel-{pool or os.environ.get('FLYWHEEL_POOL', POOL)}"
-
-
-def ref(name: str) -> str:
-    """The git ref that keeps the run of this name. UserError where that cannot be a name."""
-    if not re.fullmatch(NAME, name) or ".." in name or name.endswith((".", ".lock")):
-        raise UserError(f"{name!r} cannot be a run's name: letters, digits, dots, dashes and underscores, 80 at most")
-    return f"refs/runs/{name}"
 
 
 def resolve(root: Path, name: str) -> str:
@@ -106,8 +94,8 @@ def workspace() -> Iterator[Path]:
         try:
             yield path
         finally:
-            keep(root, path, ref(path.name), KEPT)
-            share(root, ref(path.name))
+            keep(root, path, kept_runs.ref(path.name), kept_runs.KEPT)
+            share(root, kept_runs.ref(path.name))
         # The outputs go to the project's default DVC remote, if it has one. An unreachable remote fails no run.
         if dvc_output(path, "config", "core.remote").strip() and dvc(path, "push", "--quiet", check=False):
             say("`.venv/bin/dvc push` failed: this run's data are in this machine's cache alone")
@@ -135,37 +123,3 @@ def keep(root: Path, path: Path, kept: str, files: Sequence[str]) -> str:
     commit = git(path, "rev-parse", "HEAD")
     git(root, "update-ref", kept, commit)
     return commit
-
-
-def keep_described(root: Path, name: str) -> None:
-    """Keep a run of the checkout itself under its ref: the commit that is checked out, with the files that describe the run.
-
-    Neither a branch nor git's index changes. Uncommitted changes to code are not kept, which is said.
-    """
-    kept = ref(name)
-    with tempfile.TemporaryDirectory(prefix="flywheel-") as folder:
-        index = Path(folder) / "index"
-        git(root, "read-tree", "HEAD", index=index)
-        git(root, "add", "--force", "--", *[file for file in KEPT if (root / file).exists()], index=index)
-        if gone := [file for file in KEPT if not (root / file).exists()]:
-            git(root, "rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone, index=index)
-        commit = git(root, "commit-tree", git(root, "write-tree", index=index), "-p", "HEAD", "-m", f"run {name}")
-    git(root, "update-ref", kept, commit)
-    if git(root, "status", "--porcelain", "--", ".", *[f":!{file}" for file in KEPT]):
-        run = run_named(root, name)
-        how = f": `.venv/bin/python -m flows.reproduce {run}` reproduces it with them" if run else ""
-        say(f"{kept} holds the last commit without your uncommitted changes; those are with the run in MLflow{how}")
-
-
-def run_named(root: Path, name: str) -> str | None:
-    """The id of the latest MLflow run of this name; None where there is none, or MLflow is away."""
-    uri = store.address(root)
-    if uri.startswith(store.SQLITE) and not Path(uri.removeprefix(store.SQLITE)).exists():
-        return None  # `connect` would make it
-    with contextlib.suppress(UserError), store.explained(uri):
-        client = store.connect(root)
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        quoted = name.replace("'", "")  # which no name of ours holds
-        runs = client.search_runs(experiments, f"attributes.run_name = '{quoted}'", max_results=1)
-        return str(runs[0].info.run_id) if runs else None
-    return None

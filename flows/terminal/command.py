@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from environments.kit.http_client import NoAnswer, asked
 from flows.repro import folder_lock
 from flows.repro.pipeline import StageFailed
 from flows.terminal import prefect_server
@@ -36,6 +35,10 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C, or another signal to stop. After a plain KeyboardInterrupt in `exec`, which imports use, CPython 3.11 ends the
     process by the signal instead of with its exit code, even where the exception was caught.
     """
+
+
+class TakesTooLong(BaseException):
+    """Raised in the middle of whatever the main thread waits for. No library takes it for an error that it should retry."""
 
 
 class WithoutFailures(logging.Filter):
@@ -120,6 +123,26 @@ def stop_once() -> None:
         signal.signal(number, stop)
 
 
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Inside, the main thread gets TakesTooLong after so many seconds, and then every second; other threads have no limit.
+    For libraries that have none of their own for a whole answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise TakesTooLong(f"no answer within {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def without_proxy() -> None:
     """Have this process and those that it starts reach servers on this machine directly. A proxy would see their keys."""
     listed = [host for name in ("no_proxy", "NO_PROXY") for host in os.environ.get(name, "").split(",") if host]
@@ -143,21 +166,31 @@ def prepare(by_hand: bool = False) -> None:
     if home := os.environ.get("PREFECT_HOME"):
         Path(home).mkdir(parents=True, exist_ok=True)  # Prefect does not make it
     if api := os.environ.get("PREFECT_API_URL"):
-        try:
-            answer = asked("GET", f"{api.rstrip('/')}/health", seconds=HEALTH)
-            if answer.status != 200:
-                raise NoAnswer(f"status {answer.status}")
-        except (NoAnswer, ValueError) as problem:
+        if problem := unanswered(api):
             raise UserError(
                 f"PREFECT_API_URL is {api}, where no Prefect server answers ({problem}): start it with `make prefect`, or "
                 "unset the variable and the flow runs by itself"
-            ) from None
+            )
     else:
         prefect_server.use()
     if module := sys.modules.get("prefect.context"):
         module.refresh_global_settings_context()  # flows import Prefect first, which reads its variables only once
         for handler in logging.getLogger().handlers if by_hand else ():  # Prefect's server still gets all
             handler.addFilter(WithoutFailures())
+
+
+def unanswered(api: str) -> str:
+    """Why Prefect's client gets no answer from the server at this address; empty where it does."""
+    from prefect.client.orchestration import SyncPrefectClient
+
+    problem: BaseException | None
+    try:
+        with limit(HEALTH):
+            problem = SyncPrefectClient(api).api_healthcheck()
+    except (TakesTooLong, ValueError) as refusal:
+        problem = refusal
+    reason = str(problem).partition(" - For more information")[0] or type(problem).__name__
+    return "" if problem is None else reason
 
 
 def explained(problem: BaseException, log: Path | None = None) -> tuple[str, int]:

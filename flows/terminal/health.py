@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from flows.terminal.report import RUN, Point, compared, read
-from steps.analytics import gaps
+from flows.terminal.report import RUN, read
 from steps.core.errors import UserError
 from steps.project.chain import iteration_name
 
@@ -75,11 +74,6 @@ def teaches_nothing(iteration: int) -> bool:
     folder = RUN / iteration_name(iteration)
     counts = read(folder / "metrics.json") if (folder / "metrics.json").exists() else {}
     return "gradient" not in read(folder / "fates.json").values() or counts.get("tokens_trained") == 0
-
-
-def has_fallen(now: Point, before: Point) -> bool:
-    """Whether validation is surely worse than it was, on the same scenarios."""
-    return compared(now, before, gaps.SURELY)[2] < 0
 
 
 def warnings(iteration: int) -> list[str]:

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled
 
 from flows.terminal import prefect_server
-from flows.terminal.limits import TakesTooLong, limit
+from flows.terminal.command import TakesTooLong, limit
 from steps.core.errors import UserError
 from steps.core.masking import masked
 

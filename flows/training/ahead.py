@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from flows.deployment import cards
 from flows.terminal.report import RUN
 from steps.core.files import write_text
 from steps.core.params import Params, Train
 from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES
+from steps.policy import machine
 from steps.project.chain import iteration_name
 from steps.runner import handover
 from steps.runner.stage import is_warm
@@ -55,12 +55,12 @@ def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str,
             return {}, {}, why
     if params.policy.kind != "vllm":
         return {handover.LANE: LANE}, {}, ""
-    others, own = cards.shares(params)
+    others, own = machine.gpu_shares(params)
     if gpus and len(gpus) < others + own:
         return {}, {}, f"sampling and training at once need {others + own} GPUs, and this run sees {len(gpus)}"
     lane, usual = {handover.LANE: LANE}, dict[str, str]()
     if gpus:
-        return lane | {cards.VISIBLE: ",".join(gpus[-own:])}, {cards.VISIBLE: ",".join(gpus[:-own])}, ""
+        return lane | {machine.VISIBLE: ",".join(gpus[-own:])}, {machine.VISIBLE: ",".join(gpus[:-own])}, ""
     threads = params.policy.threads
     if len(cores) >= 2 * threads:
         lane[handover.CORES] = ",".join(map(str, cores[threads : 2 * threads]))

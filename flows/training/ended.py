@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.deployment import workspace
 from steps.core.errors import UserError
 from steps.core.files import signatures, write_text
-from steps.project import store
+from steps.project import kept_runs, store
 from steps.project.git import git
-from steps.registry import model
+from steps.registry import publish
 
 KEPT = Path(".flywheel/ended")
 TEXTS = ("params.yaml", "chain.yaml", "dvc.yaml", "dvc.lock", ".env")
@@ -44,9 +43,9 @@ def unchanged(name: str) -> dict[str, Any] | None:
     """The content of run/summary.json where nothing has changed since the run of this name ended here, else None. The run
     itself looks whether there is another champion to start from, and mends or refuses what is damaged or away."""
     with contextlib.suppress(OSError, ValueError, KeyError, UserError):
-        if KEPT.read_text() == state(name) and not Path(workspace.STARTED).exists():
+        if KEPT.read_text() == state(name) and not Path(kept_runs.STARTED).exists():
             summary: dict[str, Any] = json.loads(Path("run/summary.json").read_text())
-            is_kept = not name or bool(git(Path.cwd(), "for-each-ref", workspace.ref(name)))  # else it has been pruned
+            is_kept = not name or bool(git(Path.cwd(), "for-each-ref", kept_runs.ref(name)))  # else it has been pruned
             return summary if is_kept and is_registered(summary["registered"]) else None
     return None
 
@@ -56,7 +55,7 @@ def is_registered(version: dict[str, str] | None) -> bool:
     if version is None:
         return True
     adapter_hash = json.loads(Path("run/receipt.json").read_text())["adapter_hash"]
-    return model.registered_version(version["name"], adapter_hash) == version["version"]
+    return publish.registered_version(version["name"], adapter_hash) == version["version"]
 
 
 def state(name: str) -> str:

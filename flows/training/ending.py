@@ -49,7 +49,7 @@ def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience
     iteration, beginning = curve[-1].iteration, (begun or curve)[-1 if begun else 0]
     if alarm is not None:
         return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
-    if health.has_fallen(curve[-1], beginning):
+    if report.compared(curve[-1], beginning, gaps.SURELY)[2] < 0:
         return (
             f"Validation {curve[-1].measure} fell to {curve[-1].success:.3f}, below the {beginning.success:.3f} that "
             "training began with"
@@ -103,8 +103,7 @@ def version_of(receipt: dict[str, Any], best: Path, display: RunDisplay) -> str:
     """The number of the version that the receipt speaks of. It is registered again where the registry has none: DVC keeps
     the receipt and knows nothing of the registry, which may be another one now (another machine or server, a store or a
     version that was deleted). `best` is the policy's folder."""
-    from steps.registry.model import registered_version
-    from steps.registry.publish import publish
+    from steps.registry.publish import publish, registered_version
 
     name = receipt["name"]
     if version := registered_version(name, receipt["adapter_hash"]):
@@ -136,11 +135,10 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
     lines += report.decision_table(len(summary["iterations"]))
     policy = summary["trained"]["policy"]
-    which = label(policy)
     if (entry := summary["registered"]) and entry["version"] is None:
-        lines.append(f"Registered {which} in {entry['name']}; `make mlflow` shows the version's number.")
+        lines.append(f"Registered {label(policy)} in {entry['name']}; `make mlflow` shows the version's number.")
     elif entry:
-        lines.append(f"Registered {which} as models:/{entry['name']}/{entry['version']}.")
+        lines.append(f"Registered {label(policy)} as models:/{entry['name']}/{entry['version']}.")
     else:
         lines.append(f"Not registered: {refusal(summary)}.")
     if seen := summary.get("tripwires"):

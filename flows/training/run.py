@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import cards, pages
+from flows.deployment import pages
 from flows.repro.pipeline import Pipeline
 from flows.terminal import health, report
 from flows.terminal.command import stop_if_signalled, undisturbed
@@ -38,7 +39,6 @@ from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name
-from steps.tracking import system_metrics
 
 BLIND = (
     "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from environments.base import Scenario
     from steps.analytics.readiness import Readiness
     from steps.tracking.lasting import LastingMlflow
-    from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import Tracker
+    from steps.tracking.tracker import Sample, Tracker
 
 
 @task(task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -108,7 +107,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     started = time.monotonic()
     machine.use_one_arena()
     params = load("params.yaml", Params)
-    beside, usual, alone = worker(params, cards.visible() if params.train.overlap else [], machine.cores())
+    beside, usual, alone = worker(params, machine.gpus() if params.train.overlap else [], machine.cores())
     if alone:
         display.say(
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
@@ -145,7 +144,8 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
     if by_task := report.task_line(base):
         display.say(by_task)
     display.say(power_line(params, base))
-    warn(0, display)
+    for line in health.lines(0):
+        display.say(line)
 
     def measure() -> Readiness:
         for stage in [f"start@{chain.START}"] * (chain.START in start.origins(params)):
@@ -185,7 +185,7 @@ def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
     """All iterations, the tests and the registration."""
-    params = mlflow.params
+    params = mlflow.tracker.params
     overlap, iterations = params.train.overlap, params.train.iterations
     origins, extend = start.origins(params), partial(write_chain, params)
     extend(1, 1)
@@ -208,7 +208,8 @@ def _iterations(
         """Begin a stage in another thread, after the one before it there."""
         return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
 
-    with system_metrics.sampled() as drain, Ahead(params, pipeline, submit) as ahead:
+    sampled: Any = next(every("machine"), partial(nullcontext, list))
+    with sampled() as drain, Ahead(params, pipeline, submit) as ahead:
         loop = Loop(run, ahead, trackers, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
@@ -244,9 +245,9 @@ def _iterations(
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    if mlflow.run_name:
-        pages.rename(mlflow.run_name)
-    pages.end(RUN / "learning_curve.png", mlflow.where())
+    if mlflow.tracker.run_name:
+        pages.rename(mlflow.tracker.run_name)
+    pages.end(RUN / "learning_curve.png", mlflow.tracker.where())
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     write_page(params, summary, mlflow, display.say)
     pages.result(result_lines(summary))
@@ -294,14 +295,9 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)
-    warn(iteration, display)
-    return future
-
-
-def warn(iteration: int, display: RunDisplay) -> None:
-    """Say what failed in an iteration, why it taught nothing, and what the tripwires see, where that is so."""
     for line in health.lines(iteration):
         display.say(line)
+    return future
 
 
 # --- The test scenarios and the gate: what gain they can show, said before training, and the look that a run takes.

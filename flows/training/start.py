@@ -16,17 +16,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.params_tasks import short_name
 from steps.core.ports import bring, every, names
+from steps.project import kept_runs
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
 from steps.project.git import git
 
-FOLDER, POINTER = Path("start"), Path(workspace.STARTED)
+FOLDER, POINTER = Path("start"), Path(kept_runs.STARTED)
 ORIGIN = "origin.json"
 
 

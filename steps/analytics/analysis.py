@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from steps.analytics.episodes import SPLITS, EpisodeSummary, iterations, read_episodes, slices_by_scenario
+from steps.analytics.episodes import SPLITS, EpisodeSummary, read_episodes, slices_by_scenario
 from steps.analytics.waste import Waste, waste
 from steps.core import alike
 from steps.core.alike import Groups
 from steps.core.errors import UserError
 from steps.core.records import Record
 from steps.core.stats import mean
+from steps.project.chain import iteration_folders
 from steps.registry import paired
 
 TOP = 10  # error patterns shown
@@ -89,7 +90,7 @@ def analyse(root: Path, by: str | Sequence[str] = "iteration", splits: Sequence[
     slices = slices_by_scenario(run / "scenarios")
     episodes: list[EpisodeSummary] = []
     wasted, notes = {}, []
-    for folder in iterations(run):
+    for folder in iteration_folders(run):
         for split in chosen:
             episodes += read_episodes(folder, split, slices)
         if (folder / "metrics.json").is_file():

@@ -14,7 +14,6 @@ from environments.base import Scenario, is_unparsed
 from steps.core.parquet import read_columns
 from steps.core.records import fingerprint, read_records
 from steps.core.stats import slices_of
-from steps.project import chain
 
 # Split -> the file or folder in run/NNN that holds its episodes.
 SPLITS = {"train": "trajectories.parquet", "val": "evaluation", "test": "test"}
@@ -50,13 +49,6 @@ class EpisodeSummary(NamedTuple):
     score: float | None
     success: bool | None  # None: it has no reward
     latencies: tuple[float, ...]  # seconds of each turn; empty where they were not recorded
-
-
-def iterations(run: Path) -> list[Path]:
-    """run/000, run/001, …: those that chain.yaml lists, where there is one beside the folder."""
-    listed = chain.listed(run)
-    folders = sorted(path for path in run.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
-    return [path for path in folders if listed is None or path.name in listed]
 
 
 def slices_by_scenario(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from environments.base import Scenario, is_call_error, is_error
-from steps.analytics.episodes import iterations
 from steps.analytics.iteration import Iteration, evaluation, metrics
 from steps.core.errors import UserError
 from steps.core.records import Trajectory, read_records
@@ -299,7 +298,7 @@ def main(words: Sequence[str]) -> int:
     run = Path(words[0] if words else "run")
     lines = [
         f"iteration {int(folder.name)}, {finding.name}: {finding.text}"
-        for folder in iterations(run)
+        for folder in chain.iteration_folders(run)
         if folder.name != "000"
         for finding in findings(run, int(folder.name))
     ]

@@ -25,6 +25,8 @@ The ports, and what their objects are:
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
     tracker     begins a Tracker of a run, or None where it is not switched on: `Begin` of steps/tracking/tracker.py
+    machine     sampled(): a context, which gives what returns the Samples of this machine since its last call
+                (steps/tracking/tracker.py)
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
                 as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
@@ -65,7 +67,7 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages weights launcher alone page tracker
+    """section sampler agents stage judge comparison reference player advantages weights launcher alone page tracker machine
     preflight material scenarios start source drawing generated teaching index trial reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"

@@ -1,20 +1,26 @@
-"""This machine: its cores, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
+"""This machine: its cores and GPUs, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steps.core.errors import FreshProcessNeeded, UserError
+
+if TYPE_CHECKING:
+    from steps.core.params import Params
 
 # Called before training. Global, because one process has one device: an engine that sampled in this process holds memory
 # that the trainer needs, and the two rooms do not know each other.
 _making_room: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
 KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # how many compiled kernels oneDNN keeps
 _thread_counts: list[int] = []  # numbers of threads that torch was told here, the last one last
@@ -24,6 +30,25 @@ _workspaces: list[str] = []  # which it names; global, because a warm process fo
 def cores() -> list[int]:
     """The processor cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; none where nvidia-smi finds none."""
+    if (chosen := os.environ.get(VISIBLE)) is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return listed.stdout.split() if listed.returncode == 0 else []
+
+
+def gpu_shares(params: Params) -> tuple[int, int]:
+    """GPUs of this machine for all stages but rollouts that run ahead (train.overlap), and for those. An update on a Ray
+    cluster takes the cluster's."""
+    others = max(params.policy.tensor_parallel, 1 if params.update.launcher == "ray" else params.update.processes)
+    return others, params.policy.tensor_parallel
 
 
 def own_cores(threads: int) -> list[int]:

@@ -168,6 +168,13 @@ def listed(run: Path) -> frozenset[str] | None:
     return _listed(path, state.st_mtime_ns, state.st_size)
 
 
+def iteration_folders(run: Path) -> list[Path]:
+    """run/000, run/001, …: those that belong to the run, as far as `listed` tells."""
+    names = listed(run)
+    folders = sorted(path for path in run.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
+    return [path for path in folders if names is None or path.name in names]
+
+
 @lru_cache(maxsize=16)
 def _listed(path: Path, *_: int) -> frozenset[str] | None:
     """The names in a chain.yaml; further arguments change with the file."""

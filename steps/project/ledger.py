@@ -1,4 +1,4 @@
-"""The ledger: a database for what costs something to make again, such as the answers of models (addons/models/client.py).
+"""The ledger: a database for what costs something to make again, such as the answers of models (addons/models/replies.py).
 
 It is `.flywheel/ledger.db` (SQLite) by default. FLYWHEEL_LEDGER_URL names another by SQLAlchemy's syntax; for a team this is
 `postgresql://user:password@host/flywheel` (with psycopg 3). Several processes may use a ledger at the same time. A database
@@ -13,13 +13,12 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from steps.core.errors import UserError
 from steps.core.progress import say
@@ -40,21 +39,6 @@ POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval
 POSTGRESQL |= {"tcp_user_timeout": 20_000}
 LOCK = 0x_F1E1_4EE1  # the PostgreSQL advisory lock for an upgrade: an arbitrary number
 LOCKED_SECONDS = 5  # for which an upgrade waits for one table, because everybody else then waits behind it
-
-REPLIES = sa.Table(
-    "replies",
-    sa.MetaData(),
-    sa.Column("key", sa.String(64), primary_key=True),  # a hash of the request's content
-    sa.Column("model", sa.String, nullable=False),
-    sa.Column("request", sa.JSON, nullable=False),  # the body as it was sent, without address, headers and keys
-    sa.Column("reply", sa.JSON, nullable=False),
-    sa.Column("input_tokens", sa.Integer, nullable=False),
-    sa.Column("output_tokens", sa.Integer, nullable=False),
-    sa.Column("cost", sa.Float, nullable=False),  # at the prices of that time
-    sa.Column("latency_seconds", sa.Float, nullable=False),  # of the successful attempt
-    sa.Column("retries", sa.Integer, nullable=False),
-    sa.Column("created", sa.DateTime(timezone=True), nullable=False),
-)
 
 VERSION = sa.text(f"SELECT version_num FROM {revisions.VERSIONS}")
 
@@ -91,56 +75,13 @@ class Ledger:
             ) from None
         except (SQLAlchemyError, OSError) as problem:
             raise LedgerAway(self._unusable(problem)) from None
-        self._patiently(self._bring_up_to_date)
+        self.patiently(self._bring_up_to_date)
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine.dispose()
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The stored answer to a request, as a row of `replies`; None where there is none."""
-
-        def read() -> dict[str, Any] | None:
-            with self.engine.connect() as connection:
-                row = connection.execute(sa.select(REPLIES).where(REPLIES.c.key == key)).mappings().first()
-            return dict(row) if row else None
-
-        return self._patiently(read)
-
-    def put(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Store an answer, and return the stored row: that of another process, where it stored one first."""
-
-        def write() -> None:
-            with contextlib.suppress(IntegrityError), self.engine.begin() as connection:
-                connection.execute(REPLIES.insert().values(created=datetime.now(UTC), **row))
-
-        self._patiently(write)
-        stored = self.get(row["key"])
-        assert stored is not None
-        return stored
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Remove answers, so that they are asked for again."""
-        chosen = list(keys)
-
-        def remove(connection: sa.Connection) -> None:
-            for key in chosen:
-                connection.execute(REPLIES.delete().where(REPLIES.c.key == key))
-
-        self.change(remove)
-
-    def forget_texts(self, texts: Iterable[str]) -> int:
-        """Remove the answers whose request or reply holds one of these texts; how many there were."""
-        chosen = list(texts)
-
-        def remove(connection: sa.Connection) -> int:
-            columns = [sa.cast(column, sa.String) for column in (REPLIES.c.request, REPLIES.c.reply)]
-            holding = [column.contains(text, autoescape=True) for text in chosen for column in columns]
-            return sum(connection.execute(REPLIES.delete().where(each)).rowcount for each in holding)
-
-        return self.change(remove) if chosen else 0
 
     def change(self, work: Callable[[sa.Connection], T]) -> T:
         """What `work` returns in a transaction, beside which nobody else writes in SQLite.
@@ -157,12 +98,12 @@ class Ledger:
                 connection.commit()
                 return result
 
-        return self._patiently(once)
+        return self.patiently(once)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection for reading."""
-        with self._patiently(self.engine.connect) as connection:
+        with self.patiently(self.engine.connect) as connection:
             try:
                 yield connection
             except SQLAlchemyError as problem:
@@ -192,7 +133,7 @@ class Ledger:
                 if version is not None:
                     say(f"the ledger {self.shown} was brought from schema {version} to {SCHEMA}")
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def patiently(self, work: Callable[[], T]) -> T:
         """What `work` returns. It is called again while the database is locked or away, which is said once."""
         started, is_told = time.monotonic(), False
         while True:

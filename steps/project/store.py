@@ -150,6 +150,16 @@ def experiment(client: MlflowClient, root: Path, task: str) -> str:
         return client.create_experiment(task, folder, {KIND: TRAINING})
 
 
+def pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
+    """Every entity that one of MLflow's paged searches finds, such as `pages(client.search_model_versions)`."""
+    token = None
+    while True:
+        page = search(page_token=token, **options)
+        yield from page
+        if not (token := page.token):
+            return
+
+
 @contextlib.contextmanager
 def explained(uri: str) -> Iterator[None]:
     """Inside, errors of MLflow and of the connection to it become a UserError that says what to do."""

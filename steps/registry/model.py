@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
-from steps.project.store import SQLITE, address, connect, explained, hidden
+from steps.project.store import address, connect, explained, hidden, pages
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
 
 
 CANARY = "canary"  # alias of a version on trial, which gets a share of the traffic
-HOLDING = """
-    SELECT min(version) FROM model_versions JOIN model_version_tags USING (workspace, name, version)
-    WHERE name = ? AND key = 'adapter_hash' AND value = ? AND current_stage != 'Deleted_Internal'
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +29,6 @@ class Version:
     version: str
     aliases: list[str]
     adapter_hash: str
-
-
-def pages(search: Callable[..., Any], **options: Any) -> Iterator[Any]:
-    """Every entity that one of MLflow's paged searches finds, such as `pages(client.search_model_versions)`."""
-    token = None
-    while True:
-        page = search(page_token=token, **options)
-        yield from page
-        if not (token := page.token):
-            return
 
 
 def versions(root: Path) -> list[Version]:
@@ -65,22 +49,6 @@ def versions(root: Path) -> list[Version]:
                 key = entity.name, str(entity.version)
                 holding.append(Version(*key, sorted(aliases.get(key, [])), adapter))
     return sorted(holding, key=lambda version: (version.name, -int(version.version)))
-
-
-def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
-    """The number of the version of model `name` that holds this adapter, the lowest of several; None where none does. A
-    store in a file is read without MLflow, which takes seconds to import, and says what is wrong with one that cannot be
-    read."""
-    root = root or Path.cwd()
-    uri = os.environ.get("MLFLOW_REGISTRY_URI") or address(root)
-    file = Path(uri.removeprefix(SQLITE))
-    if uri.startswith(SQLITE) and file.exists():
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(file)) as link:
-            [version] = link.execute(HOLDING, (name, adapter_hash)).fetchone()
-            return None if version is None else str(version)
-    with explained(address(root)):
-        holding = pages(connect(root).search_model_versions, filter_string=f"tags.adapter_hash = '{adapter_hash}'")
-        return min((str(version.version) for version in holding if version.name == name), key=int, default=None)
 
 
 def adapter_at(address: str, registered: Sequence[Version]) -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +13,20 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.project.git import git_state
 from steps.project.lock import ancestry, lineage
-from steps.project.store import address, connect, experiment, explained, variables
+from steps.project.store import SQLITE, address, connect, experiment, explained, pages, variables
 from steps.registry import card
-from steps.registry.model import registered_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from steps.core.evaluations import Evaluation
     from steps.core.params import Params, RegisterParams
+
+
+HOLDING = """
+    SELECT min(version) FROM model_versions JOIN model_version_tags USING (workspace, name, version)
+    WHERE name = ? AND key = 'adapter_hash' AND value = ? AND current_stage != 'Deleted_Internal'
+"""
 
 
 def read_test(folder: Path) -> Evaluation:
@@ -29,6 +37,22 @@ def read_test(folder: Path) -> Evaluation:
     if summary.split != "test":
         raise UserError(f"{folder} is of the split {summary.split}: what is registered is judged on the test split")
     return summary
+
+
+def registered_version(name: str, adapter_hash: str, root: Path | None = None) -> str | None:
+    """The number of the version of model `name` that holds this adapter, the lowest of several; None where none does. A
+    store in a file is read without MLflow, which takes seconds to import, and says what is wrong with one that cannot be
+    read."""
+    root = root or Path.cwd()
+    uri = os.environ.get("MLFLOW_REGISTRY_URI") or address(root)
+    file = Path(uri.removeprefix(SQLITE))
+    if uri.startswith(SQLITE) and file.exists():
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(file)) as link:
+            [version] = link.execute(HOLDING, (name, adapter_hash)).fetchone()
+            return None if version is None else str(version)
+    with explained(address(root)):
+        holding = pages(connect(root).search_model_versions, filter_string=f"tags.adapter_hash = '{adapter_hash}'")
+        return min((str(version.version) for version in holding if version.name == name), key=int, default=None)
 
 
 def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, params: RegisterParams) -> str:

@@ -12,14 +12,33 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from steps.core import dotenv
 from steps.core.errors import UserError
+from steps.core.ports import every
+from steps.core.progress import say
 from steps.core.terminal import command_parser, exit_code
 from steps.project import store
+from steps.project.chain import read_chain
 from steps.project.dvc import dvc
 from steps.project.git import git
-from steps.tracking.tracker import log
+from steps.project.kept_runs import WORKTREES
+from steps.tracking.tracker import MlflowTracker
 
-WORKTREES = Path(".flywheel/worktrees")
+
+def log(root: Path, name: str = "") -> None:
+    """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
+    dotenv.load(root)
+    tracker = MlflowTracker(root, name=name)
+    others = [other for begin in every("tracker") if (other := begin(tracker, False)) is not None]
+    logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
+    for other in others:
+        for number in logged:
+            other.iteration(number)
+    for each in (tracker, *others) if logged else ():
+        each.finish()
+    if logged:
+        say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(logged)}")
+    say(tracker.where())
 
 
 @contextlib.contextmanager

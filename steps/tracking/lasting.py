@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from steps.core.masking import masked
-from steps.core.params import Params
-from steps.tracking.system_metrics import Sample
-from steps.tracking.tracker import Begin, MlflowTracker, Tracker
+from steps.tracking.tracker import Begin, MlflowTracker, Sample, Tracker
 
 PATIENCE = 60.0  # seconds that a run waits for one iteration, or for the end, to be logged
 PAUSE = 60.0  # seconds after a failure without another attempt
@@ -37,23 +35,6 @@ class LastingMlflow:
         self.waiting: dict[str, tuple[float | None, Sequence[Sample]]] = {}  # iterations that are not logged yet
         self.running: threading.Thread | None = None  # the last call, which may still wait for MLflow
         self.has_failed, self.next_attempt = False, 0.0  # time.monotonic()
-
-    @property
-    def params(self) -> Params:
-        return self.tracker.params
-
-    @property
-    def run_name(self) -> str:
-        """The run's name in MLflow; empty before there is one."""
-        return self.tracker.run_name
-
-    def metrics(self, number: str | None) -> dict[str, float]:
-        """What MLflow was given: `MlflowTracker.metrics`."""
-        return self.tracker.metrics(number)
-
-    def where(self) -> str:
-        """For a person: the store, the experiment, the run."""
-        return self.tracker.where()
 
     def iteration(self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()) -> object:
         """Log an iteration, and those before it that are not logged yet; whether that was done."""

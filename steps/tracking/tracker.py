@@ -18,12 +18,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from steps.core import dotenv
 from steps.core.masking import masked
 from steps.core.params import Params, load
-from steps.core.ports import every
 from steps.core.progress import say
 from steps.core.records import ITERATION_STAGES
 from steps.policy.loading import turn_limit
@@ -33,7 +31,6 @@ from steps.project.lock import Lock, digest, read_lock, run_key, unfit
 from steps.registry import card, publish
 from steps.tracking.entries import batch, flat, inputs, public, slim
 from steps.tracking.measured import MeasuredRun
-from steps.tracking.system_metrics import Sample
 
 # Parameters of the flow, not of an iteration: they may change while a run continues, so they are logged as tags.
 FLOW_ONLY = ("train", "register")
@@ -45,6 +42,13 @@ MIRRORED = """reward_mean reward_std success turns tokens entropy kl update/clip
 # The column "Source" of MLflow's pages.
 SOURCE = {"mlflow.source.name": "flows/train.py", "mlflow.source.type": "LOCAL"}
 GIT = ("git_commit", "git_dirty", "mlflow.source.git.commit")  # the parent's tags that nested runs get, too
+
+
+class Sample(NamedTuple):
+    """The machine at one moment, or the mean of several moments."""
+
+    time: int  # ms since 1970
+    values: dict[str, float]  # by MLflow's names, system/…
 
 
 class Tracker(Protocol):
@@ -308,19 +312,3 @@ def title(params: Params) -> str:
     parts += [card.judges(params)] * (params.score.judges != usual.score.judges)
     knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in changed.items() if value != default.get(name)]
     return ", ".join([*parts, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])
-
-
-def log(root: Path, name: str = "") -> None:
-    """Log every iteration of chain.yaml, the test split, and the files that describe the run, which may have a name."""
-    dotenv.load(root)
-    tracker = MlflowTracker(root, name=name)
-    others = [other for begin in every("tracker") if (other := begin(tracker, False)) is not None]
-    logged = [number for number in read_chain(tracker.root).get("iterations") or {} if tracker.iteration(number)]
-    for other in others:
-        for number in logged:
-            other.iteration(number)
-    for each in (tracker, *others) if logged else ():
-        each.finish()
-    if logged:
-        say(f"logged: {', '.join(tracker.logged) or 'nothing new'}; in MLflow now: {', '.join(logged)}")
-    say(tracker.where())

@@ -147,8 +147,7 @@ def test_what_the_ui_starts_has_it_and_keeps_its_own_addresses(tmp_path: Path, m
 
 
 def test_tracking_by_hand_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steps.tracking import tracker
-    from steps.tracking.__main__ import log
+    from steps.tracking import __main__ as command
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     (tmp_path / ".env").write_text("FLYWHEEL_FROM_FILE=1\n")
@@ -158,7 +157,7 @@ def test_tracking_by_hand_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         seen.append(os.environ.get("FLYWHEEL_FROM_FILE"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracker, "MlflowTracker", started)
+    monkeypatch.setattr(command, "MlflowTracker", started)
     with pytest.raises(KeyboardInterrupt):
-        log(tmp_path)
+        command.log(tmp_path)
     assert seen == ["1"]

@@ -10,12 +10,13 @@ import pytest
 
 from flows.deployment import cards
 from steps.core.errors import UserError
+from steps.policy import machine
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder on a machine with a fake nvidia-smi that lists no GPU yet."""
-    monkeypatch.delenv(cards.VISIBLE, raising=False)
+    monkeypatch.delenv(machine.VISIBLE, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(cards, "WAIT", 0.01)
     (tmp_path / "params.yaml").write_text("task: email_search\n")
@@ -35,11 +36,11 @@ def test_two_runs_own_different_cards_and_a_third_waits(root: Path) -> None:
     third: list[str] = []
     thread = threading.Thread(target=lambda: third.extend(own_two(root)), daemon=True)
     with cards.owned(root, 1) as first:
-        assert os.environ[cards.VISIBLE] == "GPU-a"
-        os.environ.pop(cards.VISIBLE)  # the next run is another process, without this process's variables
+        assert os.environ[machine.VISIBLE] == "GPU-a"
+        os.environ.pop(machine.VISIBLE)  # the next run is another process, without this process's variables
         with cards.owned(root, 1) as second:
             assert (first, second) == (["GPU-a"], ["GPU-b"])
-            os.environ.pop(cards.VISIBLE)
+            os.environ.pop(machine.VISIBLE)
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()
@@ -55,11 +56,11 @@ def own_two(root: Path) -> list[str]:
 
 def test_the_cards_that_a_user_chose_are_all_there_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_fake_nvidia_smi(root, "GPU-a", "GPU-b", "GPU-c")
-    monkeypatch.setenv(cards.VISIBLE, "2,1")
+    monkeypatch.setenv(machine.VISIBLE, "2,1")
     with cards.owned(root, 1) as own:
         assert own == ["2"]
-        assert os.environ[cards.VISIBLE] == "2"
-    assert os.environ[cards.VISIBLE] == "2,1"
+        assert os.environ[machine.VISIBLE] == "2"
+    assert os.environ[machine.VISIBLE] == "2,1"
 
 
 def test_a_machine_without_cards_is_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_a_machine_without_cards_is_left_alone(root: Path, monkeypatch: pytest.M
         cards.check(root, runs=3)
         with cards.owned(root, 2) as own:
             assert own == []
-            assert cards.VISIBLE not in os.environ
+            assert machine.VISIBLE not in os.environ
         monkeypatch.setenv("PATH", "")  # no nvidia-smi at all
     assert not (root / cards.LOCKS).exists()
 

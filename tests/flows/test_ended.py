@@ -11,7 +11,7 @@ import pytest
 
 from flows.training import ended
 from steps.core.errors import UserError
-from steps.registry import model
+from steps.registry import publish
 from tests.conftest import run
 
 SUMMARY = {"registered": None}  # test_ending_registry.py has those with a version
@@ -119,7 +119,7 @@ def test_a_registry_elsewhere_is_asked(
         return there
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setattr(model, "registered_version", registered)
+    monkeypatch.setattr(publish, "registered_version", registered)
     Path("run/summary.json").write_text(json.dumps({"registered": {"name": "toy", "version": "3"}}))
     ended.keep("", lambda: True)
     assert (ended.unchanged("") is not None) is is_unchanged

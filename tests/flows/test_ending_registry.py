@@ -15,7 +15,7 @@ from flows.training import ending
 from flows.training.ended import is_registered
 from steps.policy.adapter import adapter_hash
 from steps.project import store
-from steps.registry.model import registered_version
+from steps.registry.publish import registered_version
 from tests.stages.test_register import PARAMS, Run
 
 

@@ -11,7 +11,6 @@ import pytest
 from environments.base import Scenario
 from flows.terminal import health
 from flows.terminal.display import RunDisplay
-from flows.training import run as train
 from steps.core.records import write_records
 from tests.support.judged import attempt, words
 
@@ -112,7 +111,8 @@ def test_failed_episodes_are_shown_with_the_first_error(
         health, "tripped", lambda _: {"failed episodes": "2 of 4", "length": "tokens", "unscored": "2 of 4"}
     )
     with display.shown(tmp_path / "log"):
-        train.warn(1, display)
+        for line in health.lines(1):
+            display.say(line)
     rollout, validation, *tripwires = capfd.readouterr().out.splitlines()
     assert tripwires == ["Tripwire in iteration 1, length: tokens", "Tripwire in iteration 1, unscored: 2 of 4"]
     assert rollout == "Warning: rollout: 2 of 4 episodes failed (50 %); the first error: ValueError: no mail [31m here"

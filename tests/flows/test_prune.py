@@ -11,8 +11,9 @@ import pytest
 
 from addons.lineage.tables import Rows, write
 from flows import prune
-from flows.deployment import pruning, workspace
+from flows.deployment import pruning
 from flows.deployment.pruning import CHECKPOINTS, ORPHANS, Cache, Snapshot, removable
+from steps.project import kept_runs
 from steps.project.git import git
 from steps.project.ledger import Ledger
 from tests.conftest import small_repository
@@ -110,7 +111,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     links = {"001": {"prev": "000"}, "002": {"prev": "001"}, "003": {"prev": "002"}}
     (tmp_path / "dvc.lock").write_text(lock_of(outs))
     (tmp_path / "chain.yaml").write_text(json.dumps({"iterations": links, "tested": {"best": "001"}}))
-    workspace.keep_described(tmp_path, "nightly")
+    kept_runs.keep_described(tmp_path, "nightly")
     (tmp_path / "dvc.lock").unlink()
     (tmp_path / "chain.yaml").unlink()
     stored(tmp_path, {"lost": b"of no run"})
@@ -196,7 +197,7 @@ def test_what_forget_prints_removes_the_version_and_no_kept_runs_data(
 
     kept, free = (stored(project, {"scenarios.jsonl": f"said {word}\n".encode()}) for word in ("one", "two"))
     (project / "start.dvc").write_text(json.dumps({"outs": [{"path": "start", "md5": kept}]}))
-    workspace.keep_described(project, "learnt")
+    kept_runs.keep_described(project, "learnt")
     (project / "start.dvc").unlink()
     rows = Rows()
     for md5 in (kept, free):

@@ -18,7 +18,7 @@ from prefect.states import Crashed, exception_to_crashed_state
 
 from flows.deployment import pages
 from flows.terminal import recorded
-from flows.terminal.limits import TakesTooLong, limit
+from flows.terminal.command import TakesTooLong, limit
 from steps.core.errors import UserError
 
 
@@ -178,7 +178,7 @@ def test_a_registry_that_is_away_at_the_end_costs_only_the_number(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/receipt.json").write_text('{"registered": true, "name": "toy", "adapter_hash": "abc"}')
-    monkeypatch.setattr("steps.registry.model.registered_version", away)
+    monkeypatch.setattr("steps.registry.publish.registered_version", away)
     monkeypatch.setattr(ending.report, "summary", lambda *_: content)
     monkeypatch.setattr(ending.health, "at_end", lambda *_: [])  # which reads the iterations' files
     best = Point(2, 0.5, (0.4, 0.6), 0.0)

@@ -13,10 +13,10 @@ import pytest
 
 from flows.deployment import checkout, workspace
 from flows.deployment.checkout import Source
-from flows.deployment.workspace import WORKTREES
 from steps.core.errors import UserError
-from steps.project import store
+from steps.project import kept_runs, store
 from steps.project.git import git, git_state
+from steps.project.kept_runs import WORKTREES
 from steps.project.store import variables
 from tests.conftest import ROOT, small_repository
 
@@ -80,14 +80,14 @@ def test_a_named_run_of_the_checkout_is_kept_without_touching_it(
     (project / "params.yaml").write_text("seed: 2\n")
     (project / "chain.yaml").write_text("iterations: {}\n")
     before = git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")
-    workspace.keep_described(project, "second")
+    kept_runs.keep_described(project, "second")
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")) == before
     assert git(project, "show", "refs/runs/second:params.yaml") == "seed: 2"
     assert git(project, "rev-parse", "refs/runs/second^") == before[1]
     assert checkout.source(project, "second").commit == git(project, "rev-parse", "refs/runs/second")
     assert capsys.readouterr().out == ""
     (project / ".gitignore").write_text("")
-    workspace.keep_described(project, "second")
+    kept_runs.keep_described(project, "second")
     assert git(project, "show", "refs/runs/second:.gitignore") == "/.flywheel/"
     assert "without your uncommitted changes" in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_a_named_run_of_the_checkout_is_kept_without_touching_it(
 def test_a_name_whose_run_had_uncommitted_changes_says_which_id_has_them(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workspace, "run_named", lambda root, name: "e" * 32 if name == "second" else None)
+    monkeypatch.setattr(kept_runs, "run_named", lambda root, name: "e" * 32 if name == "second" else None)
     code, settings = (f"diff --git a/{name} b/{name}\n" for name in ("steps/rollout.py", "params.yaml"))
     for difference in (settings, settings + code):
         monkeypatch.setattr(checkout, "source", lambda root, name, it=difference: checkout.Source("c", it, {}))
@@ -104,7 +104,7 @@ def test_a_name_whose_run_had_uncommitted_changes_says_which_id_has_them(
         assert advice == "" or ("steps/rollout.py" in advice and f"flows.reproduce {'e' * 32}`" in advice)
         assert bool(advice) == (code in difference)
     (project / ".gitignore").write_text("")
-    workspace.keep_described(project, "second")
+    kept_runs.keep_described(project, "second")
     assert f"`.venv/bin/python -m flows.reproduce {'e' * 32}` reproduces it with them" in capsys.readouterr().out
 
 
@@ -136,7 +136,7 @@ def test_a_run_is_found_by_its_name_in_mlflow(project: Path, monkeypatch: pytest
 
 def test_a_judging_run_has_the_tree_of_the_judged_run_and_begins_anew(project: Path) -> None:
     (project / "params.yaml").write_text("seed: 2\n")
-    workspace.keep(project, project, workspace.ref("kept"), ["params.yaml"])
+    workspace.keep(project, project, kept_runs.ref("kept"), ["params.yaml"])
     git(project, "reset", "--quiet", "--hard", "HEAD~1")
     path = checkout.judged(project, "shy-fox", {"run": "kept"})
     assert (path / checkout.JUDGED).exists()

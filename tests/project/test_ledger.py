@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from addons.lineage import tables
+from addons.models.replies import Replies
 from steps.core.errors import UserError
 from steps.core.progress import report_to
 from steps.project import ledger as ledger_module
@@ -43,10 +44,10 @@ def row(key: str, text: str) -> dict[str, Any]:
 
 
 def test_what_is_stored_is_found_again_by_another_process(url: str) -> None:
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         assert ledger.get("a") is None
         stored = ledger.put(row("a", "네, مرحبا"))
-    with Ledger(url) as again:
+    with Replies(url) as again:
         reread = again.get("a")
     assert reread == stored
     assert reread is not None
@@ -55,7 +56,7 @@ def test_what_is_stored_is_found_again_by_another_process(url: str) -> None:
 
 
 def test_the_first_answer_counts(url: str) -> None:
-    with Ledger(url) as earlier, Ledger(url) as other:
+    with Replies(url) as earlier, Replies(url) as other:
         first = earlier.put(row("b", "first"))
         assert other.put(row("b", "second")) == first
 
@@ -73,7 +74,7 @@ def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.Fixture
 
             def opened(answer: int, address: str = address, together: threading.Barrier = together) -> Any:
                 together.wait()
-                with Ledger(address) as ledger:
+                with Replies(address) as ledger:
                     return ledger.put(row("k", str(answer)))
 
             with ThreadPoolExecutor(8) as pool:
@@ -85,10 +86,10 @@ def test_nobody_waits_for_a_long_transaction_to_open_one(url: str) -> None:
     """Such as one of `make ledger`, which makes its own tables anew."""
 
     def read() -> Any:
-        with Ledger(url) as other:
+        with Replies(url) as other:
             return other.get("c")
 
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         stored = ledger.put(row("c", "there"))
         with ThreadPoolExecutor(1) as pool:
             assert ledger.change(lambda _: pool.submit(read).result(timeout=60)) == stored
@@ -106,7 +107,7 @@ def test_a_ledger_that_cannot_be_opened_is_named_without_its_password(tmp_path: 
 
 def test_a_lock_is_waited_for_which_is_said_once(tmp_path: Path, lines: list[str]) -> None:
     path = tmp_path / "ledger.db"
-    with Ledger(f"sqlite:///{path}", patience=30) as ledger, sqlite3.connect(path, check_same_thread=False) as other:
+    with Replies(f"sqlite:///{path}", patience=30) as ledger, sqlite3.connect(path, check_same_thread=False) as other:
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(0.7, other.rollback).start()
         assert ledger.put(row("a", "late"))["reply"] == row("a", "late")["reply"]
@@ -119,7 +120,7 @@ def test_a_lock_is_waited_for_which_is_said_once(tmp_path: Path, lines: list[str
 def test_a_lock_that_stays_is_one_sentence(tmp_path: Path, lines: list[str]) -> None:
     """Not a traceback: of a stage that keeps an answer, or of the flow that keeps the lineage."""
     path = tmp_path / "ledger.db"
-    with Ledger(f"sqlite:///{path}", patience=0.3) as ledger, sqlite3.connect(path) as other:
+    with Replies(f"sqlite:///{path}", patience=0.3) as ledger, sqlite3.connect(path) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(UserError, match=r"the ledger sqlite:.*database is locked.*stop the process that holds it"):
             ledger.put(row("a", "never"))
@@ -131,7 +132,7 @@ def test_a_lock_that_stays_is_one_sentence(tmp_path: Path, lines: list[str]) -> 
 
 def test_a_server_that_comes_back_is_waited_for(postgresql: str, lines: list[str]) -> None:
     """The connections that were open are cut, as by a restart, and for a while none is accepted."""
-    with Ledger(postgresql, patience=30) as ledger, Ledger(postgresql) as admin:
+    with Replies(postgresql, patience=30) as ledger, Ledger(postgresql) as admin:
         ledger.put(row("d", "kept"))
         connect, began = ledger.engine.dialect.connect, time.monotonic()
 
@@ -149,7 +150,7 @@ def test_a_server_that_comes_back_is_waited_for(postgresql: str, lines: list[str
 
 
 def test_a_server_that_stays_away_is_one_sentence(postgresql: str) -> None:
-    with Ledger(postgresql) as ledger:
+    with Replies(postgresql) as ledger:
         ledger.patience = 0.2
         refused = ledger.engine.dialect.loaded_dbapi.OperationalError("connection failed: Connection refused")
 

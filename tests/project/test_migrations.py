@@ -18,10 +18,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from addons.lineage import tables
+from addons.models.replies import REPLIES, Replies
 from steps.core.errors import UserError
 from steps.project import ledger as ledger_module
 from steps.project import revisions
-from steps.project.ledger import REPLIES, SCHEMA, Ledger
+from steps.project.ledger import SCHEMA, Ledger
 from steps.registry import decisions, judgements, looks
 from steps.registry.decisions import Decision
 from tests.conftest import ROOT, new_database
@@ -65,7 +66,7 @@ def test_a_database_from_before_revisions_is_upgraded_without_loss(url: str) -> 
     make_old(url)
     before = rows(url)
     assert [len(before[name]) for name in ("replies", "nodes", "edges", "decisions", "looks")] == [2, 2, 1, 2, 1]
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         assert rows(url) == before
         stored = ledger.get("k1")
         assert stored is not None
@@ -83,7 +84,7 @@ def test_a_database_from_before_revisions_is_upgraded_without_loss(url: str) -> 
 @pytest.mark.parametrize("statements", [1, 3, 6, 8])
 def test_one_that_has_only_some_of_the_tables_gets_the_others(url: str, statements: int) -> None:
     make_old(url, statements)
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         assert set(sa.inspect(ledger.engine).get_table_names()) == {*revisions.TABLES, revisions.VERSIONS}
         assert (ledger.get("k1") is not None) == (statements > 1)
 
@@ -150,12 +151,12 @@ def test_a_newer_one_is_refused_with_a_sentence(url: str, newer: str) -> None:
 
 def test_code_of_an_older_minor_version_works_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a run of the past does, which is judged by its own code."""
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         ledger.put(row("a", "new"))
     with engine(url).begin() as link:
         link.exec_driver_sql("UPDATE ledger_version SET version_num = '1.7'")
     monkeypatch.setattr(ledger_module, "SCHEMA", "1.1")
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         assert ledger.get("a") is not None
 
 
@@ -214,7 +215,7 @@ def test_a_role_that_may_not_change_tables_is_told_who_may(postgresql_server: st
     with pytest.raises(UserError, match=r"permission denied.*its owner may do this, or grant it to you"):
         Ledger(members)
     Ledger(url)
-    with Ledger(members) as ledger:
+    with Replies(members) as ledger:
         assert ledger.put(row("m", "mine"))["model"] == "m"
         with pytest.raises(
             UserError, match="the role member may not promote or roll back: the ledger's owner allows it"
@@ -222,7 +223,7 @@ def test_a_role_that_may_not_change_tables_is_told_who_may(postgresql_server: st
             decisions.check_right(ledger)
         with pytest.raises(UserError, match=r"permission denied for table decisions.*its owner may do this"):
             decisions.record(ledger, DECIDED)
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         decisions.check_right(ledger)
         decisions.record(ledger, DECIDED)
         with ledger.reading() as link:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from steps.core.errors import UserError
-from steps.registry.model import Version, adapter_at, pages
+from steps.project.store import pages
+from steps.registry.model import Version, adapter_at
 
 
 class Page(list[Any]):

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from environments import _new, load
-from flows.deployment import checkout, people, workspace
+from flows.deployment import checkout, people
 from steps.core.errors import UserError
 from steps.core.params import Params, Policy
-from steps.project import store
+from steps.project import kept_runs, store
 from steps.project.chain import read_chain
 from steps.project.git import git
 from steps.registry.model import adapter_at
@@ -76,9 +76,9 @@ def files(folder: Path) -> set[str]:
 def test_a_run_cannot_be_called(project: Path, name: str) -> None:
     before = files(project.parent)
     for work in (
-        lambda: workspace.ref(RUN_NAMES[name]),
+        lambda: kept_runs.ref(RUN_NAMES[name]),
         lambda: checkout.new(project, "", {"name": RUN_NAMES[name]}),
-        lambda: workspace.keep_described(project, RUN_NAMES[name]),
+        lambda: kept_runs.keep_described(project, RUN_NAMES[name]),
     ):
         with pytest.raises(UserError, match="cannot be a run's name"):
             work()
@@ -100,9 +100,9 @@ def test_a_runs_name_is_no_query(project: Path, name: str, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/mlflow.db")
     client = store.connect(project)
     run = client.create_run(client.create_experiment("toy"), run_name="nightly")
-    assert workspace.run_named(project, "nightly") == run.info.run_id
-    assert workspace.run_named(project, name) is None
-    assert workspace.run_named(project, "nightly") == run.info.run_id
+    assert kept_runs.run_named(project, "nightly") == run.info.run_id
+    assert kept_runs.run_named(project, name) is None
+    assert kept_runs.run_named(project, "nightly") == run.info.run_id
 
 
 @pytest.mark.parametrize("start", STARTS)

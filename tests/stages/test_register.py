@@ -19,7 +19,7 @@ from steps.core.params import RegisterParams
 from steps.policy.adapter import adapter_hash
 from steps.project import lock, store
 from steps.registry import card, publish
-from steps.registry.model import registered_version
+from steps.registry.publish import registered_version
 
 ROOT = Path(register.__file__).parent.parent
 PARAMS = {"task": "toy", "policy": {"base_model": "tasks_data/embedded_policy"}, "register": {"name": "toy"}}

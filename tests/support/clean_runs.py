@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from steps.analytics import tripwires
-from steps.analytics.episodes import iterations
+from steps.project.chain import iteration_folders
 from tests.conftest import copy_project, python, run
 
 TASKS = ("multiplication", "tic_tac_toe", "email_search")
@@ -28,7 +28,7 @@ SIZES = {"scenarios.val": 40, "scenarios.test": 40, "train.iterations": 3, "trai
 
 def look(folder: Path) -> tuple[int, list[str]]:
     """(iterations, what the tripwires see in them) of a finished run."""
-    numbers = [int(path.name) for path in iterations(folder) if path.name != "000"]
+    numbers = [int(path.name) for path in iteration_folders(folder) if path.name != "000"]
     seen = [f"{folder}/{number:03d} {each.name}" for number in numbers for each in tripwires.findings(folder, number)]
     return len(numbers), seen
 

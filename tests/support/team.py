@@ -39,9 +39,9 @@ SMALL: dict[str, dict[str, float | str]] = {
 def write_rows(url: str, writer: int, count: int) -> None:
     """A writer's share of nodes and edges, in transactions of a thousand, and every tenth row as an answer of a model."""
     from addons.lineage import tables
-    from steps.project.ledger import Ledger
+    from addons.models.replies import Replies
 
-    with Ledger(url) as ledger:
+    with Replies(url) as ledger:
         for first in range(0, count, 1000):
             rows = tables.Rows()
             for number in range(first, min(first + 1000, count)):
@@ -56,7 +56,8 @@ def write_rows(url: str, writer: int, count: int) -> None:
 def writers(url: str, rows: int) -> dict[str, Any]:
     """Rows by so many processes at once, and how many of them are missing afterwards."""
     from addons.lineage import tables
-    from steps.project.ledger import REPLIES, Ledger
+    from addons.models.replies import REPLIES
+    from steps.project.ledger import Ledger
 
     share = rows // WRITERS
     began = time.perf_counter()

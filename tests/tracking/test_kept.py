@@ -9,8 +9,9 @@ import pytest
 
 from steps.project import store
 from steps.project.git import git
+from steps.project.kept_runs import WORKTREES
 from steps.tracking import __main__ as command
-from steps.tracking.__main__ import WORKTREES, kept_run
+from steps.tracking.__main__ import kept_run
 from tests.conftest import small_repository
 
 

@@ -32,9 +32,9 @@ from steps.project.git import git_state
 from steps.project.lock import read_lock
 from steps.project.store import MANY_RUNS, explained, make_store, plan_for_many_runs
 from steps.tracking.__main__ import main as by_hand
+from steps.tracking.lasting import LastingMlflow
 from steps.tracking.measured import MeasuredRun
-from steps.tracking.system_metrics import Sample
-from steps.tracking.tracker import MlflowTracker
+from steps.tracking.tracker import MlflowTracker, Sample
 from tests.conftest import MlflowServer
 from tests.support.slow_servers import dripping_server
 
@@ -377,7 +377,7 @@ def test_a_flow_that_does_not_get_to_its_end_leaves_no_run_running(
 
     tracker, _ = project.log("001", finish=False)
     monkeypatch.setattr(train.Pipeline, "look", lambda _: False)  # which writes lists of the code here
-    monkeypatch.setattr(train, "open_trackers", lambda *_: (tracker, [tracker]))
+    monkeypatch.setattr(train, "open_trackers", lambda *_: (LastingMlflow(tracker, print), [tracker]))
     monkeypatch.setattr(train, "begin", lambda *_: None)
     monkeypatch.setattr(chain, "write_chain", fails)
     with pytest.raises(type(problem)):

@@ -15,6 +15,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from flows.deployment import checkout, workspace
+from steps.project import kept_runs
 from steps.project.git import git
 from tests.conftest import ROOT
 from tests.viewer.test_pages import Text, browse, make_run, read, scenario, write_judgement
@@ -73,7 +74,7 @@ def keep(project: Path, name: str, run: Path, more: Mapping[str, object] | None 
     chain |= {"tested": {"best": found[-1]}, "tests": {"best": {"name": found[-1], "against": "test"}}}
     (project / "chain.yaml").write_text(yaml.safe_dump(chain))
     (project / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages | dict(more or {})}))
-    workspace.keep(project, project, f"refs/runs/{name}", workspace.KEPT)
+    workspace.keep(project, project, f"refs/runs/{name}", kept_runs.KEPT)
 
 
 def entry(project: Path, run: Path, path: str) -> dict[str, str]:

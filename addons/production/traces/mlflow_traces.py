@@ -30,8 +30,7 @@ from addons.production.traces.records import (
 )
 from steps.core.errors import UserError
 from steps.core.message_parts import decoded
-from steps.project.store import address, connect, explained
-from steps.registry.model import pages
+from steps.project.store import address, connect, explained, pages
 
 PRODUCER = "mlflow"
 CALLS = ("CHAT_MODEL", "LLM")

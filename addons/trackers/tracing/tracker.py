@@ -14,8 +14,7 @@ from steps.project.chain import BASE, read_chain
 from steps.tracking.lasting import PATIENCE
 
 if TYPE_CHECKING:
-    from steps.tracking.system_metrics import Sample
-    from steps.tracking.tracker import MlflowTracker
+    from steps.tracking.tracker import MlflowTracker, Sample
 
 
 def begin(run: MlflowTracker, is_live: bool) -> TraceTracker:

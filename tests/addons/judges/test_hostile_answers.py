@@ -16,10 +16,11 @@ from addons.judges import ruler
 from addons.judges.prompts import Group
 from addons.judges.section import Ruler
 from addons.models import client
+from addons.models.replies import REPLIES
 from addons.models.section import Endpoint
 from steps.core.errors import UserError
 from steps.core.records import Reward, read_records
-from steps.project.ledger import REPLIES, Ledger
+from steps.project.ledger import Ledger
 from tests.conftest import ROOT
 from tests.support.hostile_judge import BAD, GOOD, WIRE, HostileJudge
 from tests.support.judge_server import Judge

@@ -20,6 +20,7 @@ import yaml
 
 from addons.lineage import entries, index, questions, reader, tables
 from addons.lineage.__main__ import main
+from addons.models.replies import Replies
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
@@ -157,10 +158,10 @@ class Run:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replies]:
     url = f"sqlite:///{tmp_path}/ledger.db"
     server = request.param == "postgresql"
-    with Ledger(new_database(request.getfixturevalue("postgresql_server")) if server else url) as opened:
+    with Replies(new_database(request.getfixturevalue("postgresql_server")) if server else url) as opened:
         yield opened
 
 
@@ -323,7 +324,7 @@ def test_an_iteration_at_a_time_is_the_same_as_all_at_once(project: Run, ledger:
         index.index(project.root, ledger, ["007"])
 
 
-def test_a_rebuild_changes_nothing_and_leaves_replies_alone(project: Run, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_rebuild_changes_nothing_and_leaves_replies_alone(project: Run, ledger: Replies, tmp_path: Path) -> None:
     key = f"kept {ledger.engine.dialect.name}"
     ledger.put(reply_row(key, "an answer"))
     git(project.root, "init", "--quiet")

@@ -19,10 +19,10 @@ import pytest
 
 from addons.models import client as llm
 from addons.models.client import CallFailed, Client, Reply, Request, ask_all
+from addons.models.replies import Replies
 from addons.models.section import Endpoint
 from steps.core.errors import UserError
 from steps.core.progress import report_to
-from steps.project.ledger import Ledger
 from tests.conftest import ROOT
 from tests.support.openai_server import BROKEN, DROP, NO_CHOICE, SLOW, Body, Server, in_turn, last
 
@@ -144,7 +144,7 @@ def test_a_call_that_failed_is_made_again(how: int | str) -> None:
     with Server(echo, in_turn(how, how)) as server:
         assert texts(ask_all(endpoint(server), [question("a")])) == ["re: a"]
         assert server.calls == 3
-    with Ledger() as ledger:
+    with Replies() as ledger:
         row = ledger.get(question("a").key(endpoint(server)))
     assert row is not None
     assert (row["retries"], row["input_tokens"], row["output_tokens"], row["model"]) == (2, 100, 10, "m")
@@ -378,7 +378,7 @@ def test_an_answer_that_is_no_json_is_said() -> None:
 def test_the_first_answer_stays(own_ledger: Path) -> None:
     row = {"key": "k", "model": "m", "request": {}, "reply": {"a": "\u0000\ud800 ü"}, "input_tokens": 1}
     row |= {"output_tokens": 1, "cost": 0.1, "latency_seconds": 0.1, "retries": 0}
-    with Ledger() as one, Ledger() as other:
+    with Replies() as one, Replies() as other:
         assert one.get("k") is None
         assert one.put(row)["reply"] == {"a": "\u0000\ud800 ü"}
         assert other.put(row | {"reply": {"a": "later"}})["reply"] == {"a": "\u0000\ud800 ü"}
@@ -407,14 +407,14 @@ def test_several_processes_write_to_one_ledger() -> None:
 )
 def test_a_ledger_that_cannot_be_opened_is_said(url: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as problem:
-        Ledger(url, patience=0.1)
+        Replies(url, patience=0.1)
     assert "secret" not in str(problem.value)
 
 
 def test_the_default_is_in_the_projects_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL")
     monkeypatch.chdir(tmp_path)
-    with Ledger():
+    with Replies():
         assert (tmp_path / ".flywheel" / "ledger.db").is_file()
 
 
@@ -432,7 +432,7 @@ def test_one_client_for_many_rounds() -> None:
 def test_rows_say_what_was_asked() -> None:
     with Server(echo) as server:
         ask_all(endpoint(server), [question("a")])
-    with Ledger() as ledger:
+    with Replies() as ledger:
         row = ledger.get(question("a").key(endpoint(server)))
     assert row is not None
     assert row["request"] == server.bodies[0]

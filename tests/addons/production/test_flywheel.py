@@ -13,9 +13,9 @@ from addons.production import flywheel
 from addons.production.flywheel import FlywheelSettings
 from addons.production.section import Ingested
 from addons.supervised.section import Sft
-from flows.deployment.workspace import keep_described
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
+from steps.project.kept_runs import keep_described
 from tests.conftest import small_repository
 
 TASK = "email_search"

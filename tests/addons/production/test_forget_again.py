@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from addons.models.replies import Replies
 from addons.production import forget, ingest
 from addons.production.serving import capture
 from addons.production.traces import files, tombstones
 from addons.production.traces.store import Store
 from steps.core.errors import UserError
 from steps.core.params import Params
-from steps.project.ledger import Ledger
 from tests.support import forget_kills as kills
 
 WORD = "PRIVATE-1-WORD"
@@ -84,7 +84,7 @@ def test_what_still_holds_it_is_listed(project: Path, tmp_path: Path) -> None:
         database.execute("INSERT INTO spans VALUES (?)", (json.dumps(said),))
     database.close()
     answer = {"model": "m", "reply": {}, "input_tokens": 1, "output_tokens": 1, "cost": 0.0, "latency_seconds": 0.1}
-    with Ledger() as ledger:
+    with Replies() as ledger:
         for key, text in (("a", said["content"]), ("b", "other words that nobody forgets")):
             ledger.put(answer | {"key": key, "request": {"messages": [text]}, "retries": 0})
     text = "\n".join(forget.run(project, ["c1"], project / ".flywheel/capture"))
@@ -98,7 +98,7 @@ def test_what_still_holds_it_is_listed(project: Path, tmp_path: Path) -> None:
         "the ledger: 1 answers of models to what was said in it deleted",
     ):
         assert line in text, text
-    with Ledger() as ledger:
+    with Replies() as ledger:
         assert (ledger.get("a"), bool(ledger.get("b"))) == (None, True)
 
 

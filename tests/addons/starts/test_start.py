@@ -21,6 +21,7 @@ from steps.core.errors import UserError
 from steps.core.params import Lora, Opponent, Params, Policy, Rollout
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
+from steps.project import kept_runs
 from steps.project.chain import CHAMPION
 from steps.project.dvc import dvc
 from steps.project.lock import file_md5, folder_md5
@@ -105,7 +106,7 @@ def kept_run(project: Path) -> str:
     (project / "chain.yaml").write_text(yaml.safe_dump(chain))
     workspace.git(project, "add", "dvc.yaml", ".gitignore")
     workspace.git(project, "commit", "--quiet", "-m", "dvc.yaml")
-    workspace.keep_described(project, "nightly")
+    kept_runs.keep_described(project, "nightly")
     return name
 
 

@@ -19,18 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from steps.tracking.tracker import Sample
 
 SECONDS = 2.0  # between two samples
 VALUES = 600  # numbers per drain; more are averaged down to this, because MLflow accepts 1,000 in one batch
 OFF = "FLYWHEEL_SYSTEM_METRICS"
-
-
-class Sample(NamedTuple):
-    """The machine at one moment, or the mean of several moments."""
-
-    time: int  # ms since 1970
-    values: dict[str, float]  # by MLflow's names, system/…
 
 
 @contextlib.contextmanager

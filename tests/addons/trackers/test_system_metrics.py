@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from steps.tracking import system_metrics
-from steps.tracking.system_metrics import Monitor, Sample, mean, thinned
+from addons.trackers import system_metrics
+from addons.trackers.system_metrics import Monitor, mean, thinned
+from steps.tracking.tracker import Sample
 from tests.conftest import ROOT
 
 
@@ -137,7 +138,7 @@ def test_a_sample_costs_next_to_nothing(monitor: Monitor) -> None:
 
 
 def test_importing_loads_nothing() -> None:
-    program = "import sys, steps.tracking.system_metrics; print([name for name in ('mlflow', 'psutil')"
+    program = "import sys, addons.trackers.system_metrics; print([name for name in ('mlflow', 'psutil')"
     program += " if name in sys.modules])"
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert process.stdout == "[]\n"
