@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.ports import bring
 from steps.policy import chat_templates, pictures, template_limits
@@ -106,7 +105,7 @@ def load_chat(policy: Policy, env: type[Env]) -> Chat:
     """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools.
 
     Of several tasks it is that of the first with tools, which is enough to serve all of them; each is checked."""
-    if of_several := [load_chat(policy, part) for part in mixed.parts(env).values()]:
+    if of_several := [load_chat(policy, part) for part in env.task_classes.values()]:
         return next((chat for chat in of_several if chat.tools), of_several[0])
     tools = [tool.schema for tool in env.tools().values()]
     tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs

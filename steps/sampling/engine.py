@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.kit import mixed
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.progress import part, say
 from steps.policy import cuda, sharing
@@ -305,7 +304,7 @@ def play(job: Job) -> list[Trajectory]:
 def play_shard(job: Job, make_sampler: Callable[[Job, int], TurnSampler] = turns) -> list[Trajectory]:
     """The trajectories of all attempts of a job, in their order, sampled as one batch: here, or by what `make_sampler`
     makes."""
-    chats = {task: load_chat(job.policy, env) for task, env in (mixed.parts(job.env) or {"": job.env}).items()}
+    chats = {task: load_chat(job.policy, env) for task, env in (job.env.task_classes or {"": job.env}).items()}
     chat = next(iter(chats.values()))  # all end a turn with the same token
     sight.check(job.policy, (scenario for scenario, _ in job.attempts), chat.vision is not None)
     if job.opponent is not None:
