@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from environments.kit.shares import PLUS
 
+# What makes the class of a task that is no module of its own here: each is imported where a task needs it, and by its name.
+SEVERAL, PACKAGES, AGENTS = "environments.kit.mixed", "environments.bridges.packages", "environments.kit.agents"
 NO_TASKS = {"base", "kit", "bridges", "mcp"}
 # A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
 NO_TOOLS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
 
 if TYPE_CHECKING:
     from environments.base import Env
-    from environments.kit.agents import Result as Result
+    from environments.kit.values import Result as Result
 
 
 def __getattr__(name: str) -> Any:
@@ -35,7 +37,7 @@ def __getattr__(name: str) -> Any:
         return load(name)
     if name != "Result":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from environments.kit.agents import Result
+    from environments.kit.values import Result
 
     return Result
 
@@ -81,14 +83,13 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
     missing and where."""
     from environments.base import Env
 
+    made: type[Env]
     if PLUS in task:
-        from environments.kit.mixed import mixed
-
-        return mixed(load, task.split(PLUS), weights)
+        made = importlib.import_module(SEVERAL).mixed(load, task.split(PLUS), weights)
+        return made
     if ":" in task:
-        from environments.bridges import packages
-
-        return packages.load(task)
+        made = importlib.import_module(PACKAGES).load(task)
+        return made
     name = task if "." in task else f"environments.{task}"
     try:
         module = importlib.import_module(name)
@@ -106,9 +107,8 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
     if not classes and hasattr(module, "rollout"):
-        from environments.kit.agents import agent_env
-
-        return agent_env(module)
+        made = importlib.import_module(AGENTS).agent_env(module)
+        return made
     if len(classes) != 1:
         raise ValueError(
             f"{name} defines {len(classes)} environments; a task's module defines exactly one Env class, or else a function "

@@ -96,7 +96,10 @@ class Env(Players, ABC):
     is_written: ClassVar[bool] = False
     # An agent of the user's own (environments/kit/agents.py): it has no tools and no players here.
     is_agent: ClassVar[bool] = False
+    # Of several tasks at once (environments/kit/mixed.py): their environments, by the name that a task's scenarios carry.
+    task_classes: ClassVar[Mapping[str, type[Env]]] = {}
     done: bool = False
+    waits: bool = False  # for the other side of a game, which another policy plays (environments/kit/two_sided.py)
     limit: waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steps.core.params import CodeParams
 
 # With what they import, this is what the stages import of the folder.
-EVERY_TASK = ("__init__.py", "kit/__init__.py", "kit/http_client.py", "kit/two_sided.py")
+EVERY_TASK = ("__init__.py", "kit/__init__.py", "kit/http_client.py")
 # Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
 # processes of this machine are started, ended, and kept from each other.
 SHOWN = "cores errors files masking progress readable secret_forms terminal"
@@ -74,13 +74,19 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "sampler": [params.policy.kind],
         "player": [params.policy.kind],
         "launcher": [params.update.launcher],
+        "processes": ["shared"] * (params.update.launcher != "none"),
         "weights": ["gguf"] * params.policy.is_gguf,
+        "template": [params.policy.chat_template or ""],
+        "sharing": ["weights"] * params.policy.share_weights,
+        "grammar": ["xgrammar"] * is_agent,
+        "probe": [params.policy.kind],
         "advantages": [params.update.advantages],
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,
         "reference": ["baselines"] * bool(at(params, "evaluate.references")),
         "drawing": [name for name in ("resample", "curriculum") if at(params, f"rollout.{name}")],
+        "opponent": ["rival"] * (at(params, "rollout.opponent") is not None),
         "generated": ["supervised"] * bool(at(params, "scenarios.generated")),
         "scenarios": [name for name in names("scenarios") if at(params.scenarios, name) is not None],
     }

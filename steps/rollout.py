@@ -4,7 +4,7 @@ Trajectories keep the exact token ids, which of them were sampled, and the logpr
 scenarios follow from the seed and the iteration's number: each is played once before any is played again. With
 `rollout.curriculum` they follow from earlier successes, too. drawn.json lists them, and their weights. Of several tasks
 each has its share of every batch (environments/kit/shares.py), drawn from its own scenarios as if it were the only one. With
-`rollout.opponent` another adapter plays the other side of a game (steps/sampling/rivals.py): drawn.json names it, too. With
+`rollout.opponent` another adapter plays the other side of a game (addons/selfplay/rivals.py): drawn.json names it, too. With
 `rollout.resample` groups without variance are sampled again at other scenarios (addons/drawing/resample.py).
 """
 
@@ -20,13 +20,11 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import Any
 
     from environments.base import Scenario
     from steps.core.params import RolloutParams
     from steps.core.records import Trajectory
-    from steps.sampling.rivals import Opponent
 
 
 def rollout(
@@ -65,7 +63,9 @@ def rollout(
     }
     chosen, record = zip(*interleaved(drawn_by_task), strict=True)
     data, seed = env.load(task_data), params.seed * 1000 + int(iteration)
-    other = seated(params, opponent)
+    other = None
+    if (asked := at(params, "rollout.opponent")) is not None:
+        other = bring("opponent", "rival", "rollout.opponent")(asked, opponent)
     job = Job(
         params.policy, params.rollout, adapter, env, [], iteration, seed, data, task_data,
         opponent=other, task=params.task, settings=params,
@@ -94,7 +94,7 @@ def rollout(
         curriculum = bring("drawing", "curriculum", "rollout.curriculum") if settings else None
         content = {"curriculum": curriculum and curriculum.described(settings), "scenarios": record}
         if other is not None:
-            content["opponent"] = described(other)
+            content["opponent"] = other.described()
         if rounds:
             content["replaced"] = replaced
         drawn.write_text(json.dumps(content, indent=2) + "\n")
@@ -102,34 +102,6 @@ def rollout(
     tokens = sum(group["tokens"] for group in replaced)
     more = f", and {len(replaced)} groups without variance ({tokens:,} tokens) that others replace" if replaced else ""
     say(f"{len(played)} episodes" + (f", {failed} of them failed" if failed else "") + more)
-
-
-def seated(params: RolloutParams, adapter: Path | None) -> Opponent | None:
-    """The opponent of rollout.opponent; `adapter` is the one that chain.yaml names. None: those of the scenarios."""
-    from collections import Counter
-
-    from steps.sampling.rivals import Opponent
-
-    if (asked := params.rollout.opponent) is None:
-        return None
-    if not asked.is_adapter:
-        return Opponent(asked.player, None, Counter())
-    if adapter is None:
-        raise UserError(
-            f"rollout.opponent.player: {asked.player} needs --opponent: the folder of the opponent's adapter"
-        )
-    return Opponent(None, adapter, Counter())
-
-
-def described(opponent: Opponent) -> dict[str, Any]:
-    """The opponent, for drawn.json: its name, or its adapter's hash and how many of its moves random ones replaced."""
-    from steps.policy.adapter import adapter_hash
-
-    if opponent.adapter is None:
-        return {"name": opponent.name}
-    name, moves, replaced = adapter_hash(opponent.adapter), opponent.counts["moves"], opponent.counts["replaced"]
-    say(f"opponent: adapter {name}, {moves} moves, {replaced} of them illegal and replaced by random ones")
-    return {"adapter": name, "moves": moves, "replaced": replaced}
 
 
 def counts_by_task(iteration: int, params: RolloutParams) -> dict[str, list[int]]:

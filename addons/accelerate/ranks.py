@@ -8,7 +8,7 @@ A process ends at once when its standard input closes, so none outlives its pare
 LOCAL_RANK and LOCAL_WORLD_SIZE are set as torchrun sets them; FLYWHEEL_STORE is the file through which the processes meet,
 so that no port is opened for it.
 
-Not here: how the work is divided (steps/training/processes.py), and several machines (addons/fleet/ray_train.py).
+Not here: how the work is divided (addons/accelerate/processes.py), and several machines (addons/fleet/ray_train.py).
 """
 
 from __future__ import annotations

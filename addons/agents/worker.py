@@ -31,8 +31,7 @@ from typing import IO, Any, TextIO
 
 from addons.agents.episode import Episode
 from environments.base import Scenario, unwritable
-from environments.kit.agents import Result
-from environments.kit.values import number
+from environments.kit.values import Result, number
 from steps.core.errors import masked
 from steps.core.terminal import command_parser
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from addons.fleet.cluster import fleet_of, reason
 from addons.fleet.engine_actor import STEPS
 from addons.fleet.shards import TRIES, Lost, Ready
-from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.progress import measure, measure_turns, say
 from steps.sampling.turns import Limits, Sampled
@@ -34,7 +33,7 @@ def play(job: Job) -> list[Trajectory]:
     from steps.core.records import Trajectory
 
     env = job.env
-    fleet = fleet_of(job.policy, [part.__module__ for part in mixed.parts(env).values()] or [env.__module__])
+    fleet = fleet_of(job.policy, [part.__module__ for part in env.task_classes.values()] or [env.__module__])
     limits = job.limits.model_copy(update={"max_tokens": job.max_tokens})
     request = {
         "module": env.__module__,

@@ -8,8 +8,8 @@ outputs of the first one come back as bytes: the process that runs the stage alo
 folder. A worker that dies ends the others, and the stage begins again from its inputs, at most `RESTARTS` times. `launch`
 connects the process to the cluster before (addons/fleet/raycluster.py).
 
-Not here: how the work is divided (steps/training/processes.py); the processes of one machine, which stay for the next stage
-(addons/accelerate/ranks.py). Workers of Ray Train end with each stage, so each update imports its packages again.
+Not here: how the work is divided (addons/accelerate/processes.py); the processes of one machine, which stay for the
+next stage (addons/accelerate/ranks.py). Workers of Ray Train end with each stage, so each update imports its packages again.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addons.fleet import probe
 from environments.kit.http_client import Client, NoAnswer, TooMuch
 from steps.core.errors import UserError
-from steps.policy import probe
 from steps.policy.loading import local
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Replica:
         return answer
 
     async def probe(self, name: str, ids: Sequence[int]) -> list[dict[int, float]]:
-        """Logprobs (nats) of the most probable tokens at each place of the probe's text (steps/policy/probe.py)."""
+        """Logprobs (nats) of the most probable tokens at each place of the probe's text (addons/fleet/probe.py)."""
         single = {"max_tokens": 1, "ignore_eos": True, "logprobs": MOST, "seed": 0}
         places = probe.places(ids)
         return [

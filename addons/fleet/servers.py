@@ -4,7 +4,7 @@
     version = fleet.run(fleet.use(adapter))
     answer = fleet.run(fleet.turn(version, prompt_ids, {"max_tokens": 64, "seed": 1}))
 
-An adapter is brought to all servers or to none: loaded everywhere, then probed everywhere (steps/policy/probe.py), and then
+An adapter is brought to all servers or to none: loaded everywhere, then probed everywhere (addons/fleet/probe.py), and then
 asked; where one refuses, all forget it. Its name and path hold the hash of its content, and so does the salt of its
 prefix cache. Each reply names its adapter, and the probe is repeated when nothing is under way (server_sampler.py).
 
@@ -24,11 +24,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from addons.fleet import probe
 from addons.fleet.replica import AT_ONCE, PREFIX, Away, Refused, Replica
 from addons.fleet.section import Elsewhere
 from steps.core.errors import UserError
 from steps.core.progress import say
-from steps.policy import probe
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import environments
 from addons.planning import models
 from steps.core.errors import UserError
-from steps.core.ports import bring
-from steps.policy import chat_templates
+from steps.core.ports import bring, names
+from steps.policy.loading import chat_template
 
 if TYPE_CHECKING:
     from environments.base import Env
@@ -54,7 +54,7 @@ def without_tools(policy: Policy, name: str) -> str:
     return (
         f"policy.base_model: {policy.base_model} cannot play {name}, because its chat template leaves out the task's tools: "
         "set policy.chat_template to one that has them, a file or one of "
-        f"{', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
+        f"{', '.join(names('template'))} (docs/gpu.md)"
     )
 
 
@@ -70,7 +70,7 @@ def folder_of(policy: Policy) -> Path | None:
 def template_of(policy: Policy) -> str | None:
     """The text of the chat template that the run uses; None where it is not at hand."""
     if policy.chat_template:
-        return chat_templates.template(policy.chat_template)
+        return chat_template(policy.chat_template)
     if (folder := folder_of(policy)) is None:
         return None
     if (file := folder / "chat_template.jinja").is_file():

@@ -18,9 +18,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from addons.templates.chat_templates import CALLS_INTRODUCTION, CHATML, TOOLS_INTRODUCTION
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
-from steps.policy.chat_templates import CALLS_INTRODUCTION, CHATML, TOOLS_INTRODUCTION
 from steps.runner.stage import Output, main
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from addons.supervised import embedded_policy
-from environments.kit import mixed
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
@@ -87,9 +86,9 @@ def small_policy(
     env = environments.load(task)
     if env.is_agent:
         raise UserError(f"--task {task} is an agent of your own, which has no players whose episodes could be learnt")
-    parts = mixed.parts(env) or {"": env}
+    parts = env.task_classes or {"": env}
     loaded = env.load(task_data)
-    data = loaded if mixed.parts(env) else {"": loaded}
+    data = loaded if env.task_classes else {"": loaded}
     shares = shares_by_task(players, list(parts))
     if lacking := [
         part.lacks(name) for task, part in parts.items() for name in shares[task] if not part.has_player(name)

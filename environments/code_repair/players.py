@@ -81,16 +81,8 @@ def _equal(words: Sequence[str], others: Sequence[str]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
 
 
-USUAL = (
-    "sorted({})",
-    "sum({})",
-    "{}[::-1]",
-    "len({})",
-    "max({})",
-    "list({})",
-    "{} % 2 == 0",
-    "{}",
-)  # of the first argument
+# Bodies of functions, of the first argument.
+USUAL = ("sorted({})", "sum({})", "{}[::-1]", "len({})", "max({})", "list({})", "{} % 2 == 0", "{}")
 
 
 @lru_cache(maxsize=64)

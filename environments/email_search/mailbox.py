@@ -20,10 +20,8 @@ from environments.base import write_lines
 
 SEED = 20010314
 OWNERS = {"train": 10, "val": 4, "test": 5}  # inboxes of each split; no inbox is in two splits
-MORE = {
-    "val": 26,
-    "test": 55,
-}  # further ones, for evaluations that tell more: drawn last, which leaves the others as they are
+# Further ones, for evaluations that tell more: drawn last, which leaves the others as they are.
+MORE = {"val": 26, "test": 55}
 MOST = 20  # questions of a kind about one of these
 FACTS_PER_INBOX = 34  # (project, matter) pairs, each stated by several mails
 NOISE_PER_INBOX = 90  # requests and small talk

@@ -52,13 +52,8 @@ class EmailSearchPlus(Players):
     """One question about one inbox, which may be Korean or Arabic."""
 
     max_turns = 8
-    shown: ClassVar[tuple[str, ...]] = (
-        "search_emails",
-        "read_email",
-        "filter_results",
-        "sort_results",
-        "read_thread",
-    )  # tools that may show the answer
+    # Tools that may show the answer.
+    shown: ClassVar[tuple[str, ...]] = ("search_emails", "read_email", "filter_results", "sort_results", "read_thread")
     index = staticmethod(build_index)
     task = "email_search_plus"
     maker = "email_search_plus.mailbox"

@@ -19,14 +19,14 @@ from typing import Any, ClassVar
 from environments import base
 from environments.base import Component, Env, Message, Outcome, Scenario, Split, tool
 from environments.game_2048 import rules
-from environments.kit.scenarios import shuffled
+from environments.kit.seeds import by_seed
 
 IDLE_TURNS = 4  # turns in a row without a move end the game; a player who sees the board needs at most three
 WIN = 1.0  # in the mode "win" only the target counts in full
 NEARLY = 0.5  # weight of the largest tile, so that failed attempts still differ
 LARGEST = "log2 of the largest tile over log2 of the target"
 PARTS = ("win", "largest", "score", "empty", "smoothness", "invalid")  # in the mode "shaped", with weights
-KEYS = {"size", "target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
+POWERS = [2**power for power in range(3, 18)]
 SIZES = range(3, 9)  # rows and columns of a board
 SEEDS = 200_000
 
@@ -63,6 +63,7 @@ class Game2048(Env):
     """One game. Plain words, unreadable calls and invalid moves are turns without a move."""
 
     task: ClassVar[str] = "game_2048"
+    keys: ClassVar[set[str]] = {"size", "target", "opening", "max_moves", "depth", "reward", "weights"}  # of game.json
     sources = ("seed",)
     openings_repeat = True  # within a split, boards of few tiles; splits share none (`split_of`)
     max_turns = 250  # sixty moves, each after three turns without one, and a few more; also bounds max_moves
@@ -81,34 +82,35 @@ class Game2048(Env):
         """The rules and the weights of the reward in game.json. ValueError names a rule that they break."""
         path = folder / "game.json"
         game: dict[str, Any] = json.loads(base.read_text(path))
-        if set(game) != KEYS:
-            raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
-        rules = {
+        if set(game) != cls.keys:
+            raise ValueError(
+                f"{path} holds {', '.join(sorted(cls.keys))}; it differs in {sorted(cls.keys ^ set(game))}"
+            )
+        for rule, is_kept in cls.rules_of(game).items():
+            if not is_kept:
+                raise ValueError(f"{path}: {rule}, not {game[rule.split()[0]]}")
+        return game
+
+    @classmethod
+    def rules_of(cls, game: dict[str, Any]) -> dict[str, bool]:
+        """Sentence, which begins with a key of game.json -> whether that holds to it."""
+        return {
             f"size is from {SIZES[0]} to {SIZES[-1]}": game["size"] in SIZES,
-            "target is a power of two from 8 to 131072": game["target"] in (2**power for power in range(3, 18)),
+            "target is a power of two from 8 to 131072": game["target"] in POWERS,
             f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
             "opening is 0 or more": game["opening"] >= 0,
             "depth is 1 or more": game["depth"] >= 1,
             'reward is "win" or "shaped"': game["reward"] in ("win", "shaped"),
             f"weights are for {', '.join(PARTS)}": set(game["weights"]) == set(PARTS),
         }
-        for rule, is_kept in rules.items():
-            if not is_kept:
-                raise ValueError(f"{path}: {rule}, not {game[rule.split()[0]]}")
-        return game
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        scenarios: list[Scenario] = []
-        for number in shuffled(Random(f"{split} {seed}"), SEEDS if count <= SEEDS else 0):
-            if len(scenarios) == count:
-                break
-            if cls.split_of(data, number) == split and cls.is_winnable(data, number):
-                scenarios.append(cls.from_seed(data, split, number))
-        if len(scenarios) < count:
-            held = f"the split {split} has {len(scenarios)} that can be won" if scenarios else f"there are {SEEDS}"
-            raise ValueError(f"{count} scenarios of {cls.task} need as many seeds, and {held}")
-        return scenarios
+        def made(number: int) -> list[Scenario]:
+            is_one = cls.split_of(data, number) == split and cls.is_winnable(data, number)
+            return [cls.from_seed(data, split, number)] if is_one else []
+
+        return by_seed(cls.task, split, count, seed, SEEDS, made)
 
     @classmethod
     def split_of(cls, data: dict[str, Any], number: int) -> Split:

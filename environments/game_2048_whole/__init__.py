@@ -10,19 +10,16 @@ ahead.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from environments import base
 from environments.base import Component, Message, Scenario, Split
-from environments.game_2048 import LARGEST, SIZES, Game2048, boards_of, last_board, rules, score_of
+from environments.game_2048 import LARGEST, POWERS, SIZES, Game2048, boards_of, last_board, rules, score_of
 
-KEYS = {"size", "max_moves", "target", "full", "depth", "weights"}  # of game.json
 OPENING = 4  # random moves before a game
 PARTS = ("largest", "score", "invalid")  # of the reward, with weights
 TILES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of an evaluation's table of largest tiles
@@ -69,28 +66,19 @@ class WholeGame2048(Game2048):
     """One whole game."""
 
     task = "game_2048_whole"
+    keys: ClassVar[set[str]] = {"size", "max_moves", "target", "full", "depth", "weights"}
     max_turns = 800  # 200 moves, each after three turns without one; also bounds max_moves
 
     @classmethod
-    def load(cls, folder: Path) -> dict[str, Any]:
-        """The rules and the weights of the reward in game.json. ValueError names a rule that they break."""
-        path = folder / "game.json"
-        game: dict[str, Any] = json.loads(base.read_text(path))
-        if set(game) != KEYS:
-            raise ValueError(f"{path} holds {', '.join(sorted(KEYS))}; it differs in {sorted(KEYS ^ set(game))}")
-        powers = [2**power for power in range(3, 18)]
-        rules = {
+    def rules_of(cls, game: dict[str, Any]) -> dict[str, bool]:
+        return {
             f"size is from {SIZES[0]} to {SIZES[-1]}": game["size"] in SIZES,
             f"max_moves is from 1 to {cls.max_turns}, the turns of an episode": 0 < game["max_moves"] <= cls.max_turns,
-            "target is a power of two from 8 to 131072": game["target"] in powers,
-            "full is a power of two from 8 to 131072": game["full"] in powers,
+            "target is a power of two from 8 to 131072": game["target"] in POWERS,
+            "full is a power of two from 8 to 131072": game["full"] in POWERS,
             "depth is from 1 to 4": game["depth"] in range(1, 5),
             f"weights are for {', '.join(PARTS)}": set(game["weights"]) == set(PARTS),
         }
-        for rule, is_kept in rules.items():
-            if not is_kept:
-                raise ValueError(f"{path}: {rule}, not {game[rule.split()[0]]}")
-        return game
 
     @classmethod
     def opening(cls, data: dict[str, Any], number: int) -> rules.Board:

@@ -28,24 +28,12 @@ from random import Random
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
-from pydantic import BaseModel, ConfigDict
-
 from environments.base import Component, Env, Message, Scenario, Split, read_text, split_of, unwritable
 from environments.kit import pictures
+from environments.kit.values import Result as Result
 
 TEXTS = ("question", "prompt")  # fields of a line that stand for one message of the user
 ROLES = ("system", "user", "assistant", "tool")
-
-
-class Result(BaseModel):
-    """What an episode of your own agent came to. A float stands for Result(reward=…)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    reward: float | None = None  # None: a judge scores the episode
-    success: bool | None = None  # None: success is a reward above 0.5
-    components: dict[str, float] = {}  # parts of the reward by name
-    output: str = ""  # what the agent came to, for judges; its last words where it is empty
 
 
 class AgentEnv(Env):

@@ -4,7 +4,7 @@ Each scenario carries its task's name, and so everything about it is left to tha
 of the scenario's own class, with its own tools and limits, and reward, success and the others are its own. So stages do the
 same for one task as for several, but for three things, which belong to a batch and not to a scenario: the share of each
 task (shares.py), the chat template with the tools of each (steps/sampling/engine.py), and results by task. For
-those, `parts` names the tasks.
+those, `Env.task_classes` names the tasks.
 
 Left out: agents of your own, tasks without a rule, a judge model with its one rubric, and scenarios or demonstrations from
 elsewhere, which do not say of which task they are. Each task can still be trained on with them by itself.
@@ -24,8 +24,7 @@ from environments.kit.shares import PLUS, interleaved, shares
 class Mixed(Env):
     """An episode of one of several tasks. A subclass says of which (`mixed`)."""
 
-    parts: ClassVar[Mapping[str, type[Env]]]  # by the name that a task's scenarios carry
-    folders: ClassVar[Mapping[str, str]]  # of the tasks' data, by the same name
+    folders: ClassVar[Mapping[str, str]]  # of the tasks' data, by the name that a task's scenarios carry
     weights: ClassVar[Mapping[str, int]]
 
     def __new__(cls, scenario: Scenario, data: Mapping[str, Any]) -> Any:
@@ -35,24 +34,24 @@ class Mixed(Env):
     @classmethod
     def of(cls, scenario: Scenario) -> type[Env]:
         """The environment of a scenario's own task. TaskProblem where the task is none of these."""
-        if scenario.task not in cls.parts:
+        if scenario.task not in cls.task_classes:
             raise TaskProblem(
-                f"scenario {scenario.id} is of the task {scenario.task}, and these tasks are {', '.join(cls.parts)}: draw "
-                "the scenarios again"
+                f"scenario {scenario.id} is of the task {scenario.task}, and these tasks are "
+                f"{', '.join(cls.task_classes)}: draw the scenarios again"
             )
-        return cls.parts[scenario.task]
+        return cls.task_classes[scenario.task]
 
     @classmethod
     def load(cls, folder: Path) -> dict[str, Any]:
         """The data of each task, from its own folder in `folder`."""
-        return {task: part.load(folder / cls.folders[task]) for task, part in cls.parts.items()}
+        return {task: part.load(folder / cls.folders[task]) for task, part in cls.task_classes.items()}
 
     @classmethod
     def scenarios(cls, data: Mapping[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
         """Each task's share of `count`, drawn as the task draws so many for itself; spread evenly."""
         drawn: dict[str, list[Scenario]] = {}
         for task, share in shares(cls.weights, count).items():
-            drawn[task] = cls.parts[task].scenarios(data[task], split, share, seed)
+            drawn[task] = cls.task_classes[task].scenarios(data[task], split, share, seed)
             if strange := [scenario for scenario in drawn[task] if scenario.task != task]:
                 raise TaskProblem(
                     f"{cls.folders[task]} names the task of its scenarios {strange[0].task}: among several tasks it must be "
@@ -62,12 +61,12 @@ class Mixed(Env):
 
     @classmethod
     def has_player(cls, player: str) -> bool:
-        return all(part.has_player(player) for part in cls.parts.values())
+        return all(part.has_player(player) for part in cls.task_classes.values())
 
     @classmethod
     def lacks(cls, player: str) -> str:
         """That of the first task without the player."""
-        return next(part.lacks(player) for part in cls.parts.values() if not part.has_player(player))
+        return next(part.lacks(player) for part in cls.task_classes.values() if not part.has_player(player))
 
     @classmethod
     def reward(cls, scenario: Scenario, messages: Sequence[Message]) -> list[Component]:
@@ -94,13 +93,13 @@ class Mixed(Env):
     def tools(cls) -> dict[str, Any]:
         """Nothing: tools are those of a scenario's own task. TypeError, so that no batch is played with those of none."""
         raise TypeError(
-            f"{cls.__qualname__} has no tools of its own; ask each of its parts (environments/kit/mixed.py)"
+            f"{cls.__qualname__} has no tools of its own; ask each of its `task_classes` (environments/kit/mixed.py)"
         )
 
     @classmethod
     def lag(cls) -> int:
         """The longest of any task: the engine takes all answers of a batch so many steps later."""
-        return max(part.lag() for part in cls.parts.values())
+        return max(part.lag() for part in cls.task_classes.values())
 
     @classmethod
     def decisions(cls, scenario: Scenario, messages: Sequence[Message]) -> list[tuple[str, bool]]:
@@ -124,7 +123,7 @@ def _made(load: Callable[[str], type[Env]], names: tuple[str, ...], weights: tup
         "__module__": "environments",  # where another process finds it by its name
         "__qualname__": title,
         "__doc__": "\n\n".join(f"{task}: {env.describe(None)}" for task, env in parts.items()),
-        "parts": parts,
+        "task_classes": parts,
         "folders": dict(zip(parts, names, strict=True)),
         "weights": dict(zip(parts, weights, strict=True)),
         "max_turns": max(env.max_turns for env in parts.values()),
@@ -140,8 +139,3 @@ def mixed(
     same tasks and weights give the same class. TaskProblem for a task that cannot be one of several."""
     names = sorted(names)
     return _made(load, tuple(names), tuple((weights or {}).get(name, 1) for name in names))
-
-
-def parts(env: type[Env]) -> Mapping[str, type[Env]]:
-    """The environments of several tasks, by the name that a task's scenarios carry; empty for a single task."""
-    return env.parts if issubclass(env, Mixed) else {}

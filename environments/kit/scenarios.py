@@ -11,7 +11,7 @@ import heapq
 import json
 import operator
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Literal
 
@@ -66,15 +66,6 @@ def draw(items: Iterable[T], split: Split, count: int, seed: int, train: float =
     if count > len(pool):
         raise ValueError(f"{count} scenarios were asked for, and {split} has {len(pool)}: ask for fewer")
     return Random(f"{split} {seed}").sample(pool, count)
-
-
-def shuffled(rng: Random, count: int) -> Iterator[int]:
-    """The numbers below `count` in the order of rng.sample(range(count), count), each drawn when it is asked for."""
-    moved = dict[int, int]()
-    for last in range(count - 1, -1, -1):
-        place = rng.randrange(last + 1)
-        yield moved.get(place, place)
-        moved[place] = moved.pop(last, last)
 
 
 def sample_kinds(

@@ -3,7 +3,7 @@
 In training an adapter may sit on the other side of the board, where the task's scripted opponents sit otherwise. The
 environment then leaves a turn open: it makes the policy's move, says that it `waits`, and shows the other side its `view`.
 `close` makes the move that the other side answers, and gives the observations of the open turn. So the opponent's moves
-reach the policy as observations, which are not trained on. Nothing here knows who plays: steps/sampling/rivals.py asks an
+reach the policy as observations, which are not trained on. Nothing here knows who plays: addons/selfplay/rivals.py asks an
 engine.
 """
 
@@ -26,7 +26,6 @@ class TwoSided(Env):
 
     opponents: ClassVar[tuple[str, ...]] = ()  # the names of the scripted opponents
     opponent: str | None  # who plays the other side: one of `opponents`; None: another policy
-    waits = False  # for the other side's move
     _open: Sequence[Message] = ()  # the answers of the open turn
 
     def against(self, opponent: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Checks the numbers that a task's own code returns: rewards and their components, successes, and what judges compare.
+"""The numbers that a task's own code returns, and their check: rewards and their components, successes, what judges compare.
 
 One that is no finite number costs its attempt the score, with the sentence of `UnusableNumber` as the reason
 (steps/judging/rule.py). Numbers of numpy, torch and the like count as what they hold.
@@ -11,9 +11,22 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 LARGEST = 1e15  # squares and sums of such numbers are finite in float32 too, in which advantages are computed
 QUOTED = 60  # characters shown of a value
 REASON = "unusable: "  # how the explanation of a reward begins that was not scored because of such a number
+
+
+class Result(BaseModel):
+    """What an episode of your own agent came to. A float stands for Result(reward=…)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    reward: float | None = None  # None: a judge scores the episode
+    success: bool | None = None  # None: success is a reward above 0.5
+    components: dict[str, float] = {}  # parts of the reward by name
+    output: str = ""  # what the agent came to, for judges; its last words where it is empty
 
 
 class UnusableNumber(TypeError):

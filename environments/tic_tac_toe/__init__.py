@@ -20,7 +20,7 @@ from typing import Any
 
 from environments import base
 from environments.base import Component, Message, Outcome, Scenario, Split, tool
-from environments.kit.scenarios import shuffled
+from environments.kit.seeds import by_seed
 from environments.kit.two_sided import WAITING, TwoSided, early
 from environments.tic_tac_toe import rules
 
@@ -112,16 +112,11 @@ class TicTacToe(TwoSided):
 
     @classmethod
     def scenarios(cls, data: dict[str, Any], split: Split, count: int, seed: int) -> list[Scenario]:
-        scenarios: list[Scenario] = []
-        for number in shuffled(Random(f"{split} {seed}"), SEEDS if count <= SEEDS else 0):
-            if len(scenarios) == count:
-                break
-            if base.split_of(f"tic_tac_toe {number}") == split:
-                scenarios += cls.from_seed(data, split, number)
-        if len(scenarios) < count:
-            held = f"the split {split} has {len(scenarios)} that can be won" if scenarios else f"there are {SEEDS}"
-            raise ValueError(f"{count} scenarios of tic_tac_toe need as many seeds, and {held}")
-        return scenarios
+        def made(number: int) -> list[Scenario]:
+            is_here = base.split_of(f"tic_tac_toe {number}") == split
+            return cls.from_seed(data, split, number) if is_here else []
+
+        return by_seed("tic_tac_toe", split, count, seed, SEEDS, made)
 
     @classmethod
     def from_seed(cls, data: dict[str, Any], split: Split, number: int) -> list[Scenario]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import environments
 from environments import did_you_mean
-from environments.kit import mixed
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
@@ -72,10 +71,8 @@ def set_params(
     for name in checked.task.split("+"):
         folder = path.parent / "tasks_data" / name
         if ":" in name and not folder.exists() and not dry_run:
-            from environments.bridges import packages
-
             try:
-                packages.write(name, folder)
+                importlib.import_module(environments.PACKAGES).write(name, folder)
             except FileNotFoundError as problem:  # an agent's scenarios, which are the user's to write
                 raise UserError(str(problem)) from None
         is_project = path.with_name("dvc.yaml").exists()  # whose stages depend on it, whatever scores
@@ -221,7 +218,6 @@ def has_tools(name: str) -> bool:
         return True
     try:
         env = environments.load(name)
-        parts = list(mixed.parts(env).values()) or [env]
-        return any(part.is_agent or part.tools() for part in parts)
+        return any(part.is_agent or part.tools() for part in env.task_classes.values() or [env])
     except (ValueError, ModuleNotFoundError, FileNotFoundError) as problem:
         raise UserError(f"task: {problem}") from None

@@ -21,6 +21,7 @@ from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.params_tasks import short_name
 from steps.core.ports import bring, every, names
+from steps.core.section import at
 from steps.project import kept_runs
 from steps.project.chain import CHAMPION, SFT, START
 from steps.project.dvc import dvc
@@ -38,7 +39,7 @@ def origins(params: Params) -> list[str]:
 def opponent(params: Params) -> int | str | None:
     """What the chain needs to know of rollout.opponent: after how many iterations it changes, or its folder; None: no
     adapter plays the other side."""
-    asked = params.rollout.opponent
+    asked = at(params, "rollout.opponent")
     if asked is None or not asked.is_adapter:
         return None
     return CHAMPION if asked.player == "champion" else asked.every

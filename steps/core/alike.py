@@ -73,11 +73,10 @@ def named_clusters(task: str, scenarios: Sequence[Scenario]) -> list[str] | None
 def says(env: type[Env]) -> bool:
     """Whether a task, or each of several, says which scenarios are alike: by `sources`, or by a `cluster` of its own."""
     from environments.base import Env
-    from environments.kit.mixed import parts
 
     return all(
         bool(each.sources) or each.cluster.__func__ is not Env.cluster.__func__  # type: ignore[attr-defined]
-        for each in parts(env).values() or [env]
+        for each in env.task_classes.values() or [env]
     )
 
 

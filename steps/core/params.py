@@ -20,14 +20,14 @@ from environments.kit.shares import PLUS
 from steps.core import ports
 from steps.core.errors import UserError
 from steps.core.params_policy import Lora, Policy
-from steps.core.params_sections import Evaluate, Judges, Opponent, Promote, Register, Rollout, Scenarios, Score, Train
+from steps.core.params_sections import Evaluate, Judges, Promote, Register, Rollout, Scenarios, Score, Train
 from steps.core.params_tasks import check_tasks, short_name
 from steps.core.params_update import Update
 from steps.core.section import Section, at, check_brought, opened
 from steps.core.yaml_text import read_mapping
 
 __all__ = [  # sections that others import from here
-    "Evaluate", "Judges", "Lora", "Opponent", "Policy", "Promote", "Register", "Rollout", "Scenarios", "Score", "Section",
+    "Evaluate", "Judges", "Lora", "Policy", "Promote", "Register", "Rollout", "Scenarios", "Score", "Section",
     "Train", "Update",
 ]  # fmt: skip
 
@@ -94,11 +94,6 @@ class Params(Section):
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
                 raise ValueError(ports.lacking(port, name, setting))
         check_brought(self)
-        if self.rollout.opponent is not None and self.policy.kind in ("ray", "server"):
-            raise ValueError(
-                f"rollout.opponent does not go with policy.kind: {self.policy.kind}: only the engine in the stage's own "
-                "process holds both adapters; set policy.kind: vllm, or take it out"
-            )
         object.__setattr__(self, "update", self.update.of_dtype(self.policy.dtype))  # the section is frozen for others
         return self
 

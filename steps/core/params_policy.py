@@ -40,7 +40,7 @@ class Policy(Section):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the model's chat template, as its documentation names them."""
     chat_template: str | None = Field(None, min_length=1)
-    """A chat template in place of the model's own: a file, or the name of one in steps/policy/chat_templates.py (chatml,
+    """A chat template in place of the model's own: a file, or the name of one in addons/templates/ (chatml,
     llama3, gemma, mistral, smollm2), for models whose own leaves out tools; chatml-vision has pictures, too."""
     tool_parser: str | None = Field(None, pattern=r"^[\w.-]+$")
     """vLLM's parser of the model's tool calls. null: found from the chat template (steps/policy/formats.py)."""
@@ -68,7 +68,7 @@ class Policy(Section):
     On a CPU 1 alone."""
     share_weights: bool = False
     """Trainer and engine compute with the same tensors of the base model, where each has a copy of its own otherwise
-    (steps/policy/sharing.py). On a GPU they then stay on the card, and only keys and values leave it for the update. On a
+    (addons/sharing/weights.py). On a GPU they then stay on the card, and only keys and values leave it for the update. On a
     CPU the engine samples more slowly (docs/gpu.md) and rounds otherwise: the run gives other bytes. Of kind vllm alone,
     without `tensor_parallel` and `quantization`, and with an update in one process."""
     quantization: Literal["bnb-4bit"] | None = None

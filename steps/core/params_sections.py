@@ -27,20 +27,6 @@ class Scenarios(Section):
     """Largest share of a held-out text's n-grams that one training scenario may have too; 1 allows any overlap."""
 
 
-class Opponent(Section):
-    """Who plays the other side of a game in training, in place of the opponents of the task's data (docs/games.md)."""
-
-    player: str = Field("iteration", pattern=r"^[a-z_]+$")
-    """iteration: an earlier adapter of the run, frozen for a while. champion: the registry's, resolved as the run begins.
-    Or one of the task's own opponents by its name, such as random."""
-    every: int = Field(4, ge=1)
-    """Iterations after which a newer adapter takes the seat, with player: iteration."""
-
-    @property
-    def is_adapter(self) -> bool:
-        return self.player in ("iteration", "champion")
-
-
 class SlowTools(Section):
     """Of tools that answer beside the engine: those of tasks with `overlap`, `async def` ones, and those of MCP servers."""
 
@@ -75,15 +61,13 @@ class Rollout(Episodes):
     """Episodes played at each of them (G, the group size); they are compared with each other."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature."""
-    opponent: Opponent | None = None
-    """Of games of two sides, in training alone. null: the opponents of the task's data."""
     order: Order = "lockstep"
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
     journal is the record, and replayed. Also of the answers of slow tools (steps/sampling/episodes.py)."""
     grammar: Grammar = "exact"
     """Of turns for which your own agents ask for a JSON schema, or for a call. exact: sampled under the grammar and trained
-    on, with probabilities among the tokens that it allowed (steps/training/grammar.py). free: sampled without it, so that
+    on, with probabilities among the tokens that it allowed (addons/agents/grammar.py). free: sampled without it, so that
     the agent's own check refuses what does not fit, and the policy learns the form. off: sampled under it, and not trained
     on."""
 

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from environments.kit.shares import PLUS, shares
-from steps.core.section import for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -30,7 +29,6 @@ def check_tasks(params: Params) -> None:
     if "task" in params.model_fields_set and params.task != joined:
         raise ValueError(f"task ({params.task[:80]}) and tasks ({joined}) cannot both be set: take one of the two out")
     object.__setattr__(params, "task", joined)
-    for_one_task(params, "rollout.opponent")
     weights = dict(sorted(params.tasks.items()))
     for key, count in {
         "rollout.scenarios": params.rollout.scenarios,

@@ -6,8 +6,8 @@ prompts with the same ids are the same only where their pictures are, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Shown(NamedTuple):
@@ -17,6 +17,26 @@ class Shown(NamedTuple):
     length: int  # tokens
     sha256: str
     data: str = ""  # base64 of its bytes; empty in a record, whose trajectory has them
+
+
+class Vision(Protocol):
+    """What reads pictures for a base model that sees (the port `vision`)."""
+
+    architecture: str  # transformers' class of the model
+
+    def expand(
+        self, ids: Sequence[int], messages: Sequence[Any], bytes_of: Mapping[str, str], start: int = 0
+    ) -> tuple[list[int], tuple[Shown, ...]]:
+        """A prompt's ids with as many tokens for each picture of the messages as it is read into, and where they stand."""
+
+    def arguments(self, policy: Any) -> dict[str, Any]:
+        """vLLM's arguments for the model, for which this process is prepared."""
+
+    def prompt(self, ids: Sequence[int], shown: Sequence[Shown]) -> dict[str, Any]:
+        """A request's prompt for vLLM, with its pictures."""
+
+    def layout(self, shown: Sequence[Any]) -> Any:
+        """Where training rows show pictures (addons/pictures/rows.py): `keys`, by which they are packed, and `packed`."""
 
 
 def before(pictures: Iterable[Shown], length: int) -> tuple[Shown, ...]:

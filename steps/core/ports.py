@@ -21,6 +21,17 @@ The ports, and what their objects are:
                 (steps/update.py)
     weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
                 (steps/policy/loading.py)
+    family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
+    turns       a Reader of other forms, and of reasoning (steps/policy/formats.py)
+    template    a chat template's text, by its name in policy.chat_template (steps/policy/loading.py)
+    vision      load(policy) -> a Vision, by the model_type of a base model that sees (steps/core/pictures.py)
+    sharing     a module by which trainer and engine have the same tensors: keep_plain(), of_engine(policy, llm),
+                of_trainer(policy, base) (steps/sampling/engine.py, steps/training/trained.py)
+    grammar     the class that finds again which tokens a grammar allowed: of(row), sets (steps/training/packing.py)
+    probe       write(folder, model, policy, layers, dtype, device): what is beside each adapter, by policy.kind
+                (steps/training/trained.py)
+    processes   a module by which an update's processes meet, join(), and divide a model, shard(model)
+                (steps/training/trained.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
     alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
@@ -37,6 +48,7 @@ The ports, and what their objects are:
                 flows/training/start.py
     source      a module that brings adapters: bring(root, params, to), bring_champion(root, params, to), fork(name)
                 (flows/training/start.py, flows/train.py)
+    opponent    seated(asked, adapter) -> an Opponent, who plays the other side of a game (steps/sampling/job.py)
     drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
                 rollout.resample (steps/rollout.py)
     generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
@@ -67,8 +79,9 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages weights launcher alone page tracker machine
-    preflight material scenarios start source drawing generated teaching index trial reader end next doctor""".split()
+    """section sampler agents stage judge comparison reference player advantages weights family turns template vision sharing
+    grammar probe processes launcher alone page tracker machine preflight material scenarios start source opponent
+    drawing generated teaching index trial reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
@@ -82,6 +95,7 @@ SECTIONS = {
     "policy.engines": "fleet",
     "policy.servers": "fleet",
     "rollout.curriculum": "drawing",
+    "rollout.opponent": "selfplay",
     "rollout.resample": "drawing",
     "scenarios.generated": "supervised",
     "scenarios.ingested": "production",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from environments.base import Message, Scenario
-from environments.kit.agents import Result
+from environments.kit.values import Result
 from steps.core import pictures as images
 from steps.core.parquet import DAMAGE, read_columns, unreadable
 

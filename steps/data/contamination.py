@@ -25,7 +25,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from environments.kit import mixed
 from environments.kit.pictures import named
 from steps.core.errors import UserError
 
@@ -57,7 +56,7 @@ class SimilarPair(NamedTuple):
 
 def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]], params: Scenarios) -> dict[str, Any]:
     """The contents of contamination.json. UserError, which lists the first pairs, where there is any contamination."""
-    if env.openings_repeat and not env.sources and not mixed.parts(env):
+    if env.openings_repeat and not env.sources and not env.task_classes:
         raise UserError(f"task {task}: openings_repeat without sources leaves nothing that could tell its splits apart")
     pairs, overlaps, measured = _compared(env, task, splits, params)
     if pairs:
@@ -73,7 +72,7 @@ def check(env: type[Env], task: str, splits: Mapping[Split, Sequence[Scenario]],
         "passed": True,
         "scenarios": {split: len(scenarios) for split, scenarios in splits.items()},
         "found": dict.fromkeys(RULES, 0),
-        "sources": list(env.sources) or sorted({key for part in mixed.parts(env).values() for key in part.sources}),
+        "sources": list(env.sources) or sorted({key for part in env.task_classes.values() for key in part.sources}),
         "ngram": NGRAM,
         "max_overlap": params.max_overlap,
         "openings_seen": openings_seen(splits),
@@ -116,8 +115,8 @@ def _compared(
 ) -> tuple[list[SimilarPair], list[SimilarPair], int]:
     """(pairs that are too much alike, then as `by_overlap`). Of several tasks, each is compared by its own rules, and texts
     are compared across all tasks whose openings do not repeat."""
-    if of_several := mixed.parts(env):
-        return _compared_by_task(of_several, splits, params)
+    if env.task_classes:
+        return _compared_by_task(env.task_classes, splits, params)
     train = list(splits["train"])
     held = [scenario for split in HELD for scenario in splits[split]]
     rules: dict[str, Callable[[Scenario], Iterable[Any]]] = {

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from environments.kit.agents import Result
-from environments.kit.values import REASON, UnusableNumber, number, truth
+from environments.kit.values import REASON, Result, UnusableNumber, number, truth
 from steps.core.errors import UserError
 from steps.core.records import Reward
 from steps.core.stats import added

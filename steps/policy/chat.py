@@ -12,15 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from environments.base import Message
-from steps.core.pictures import Shown
+from steps.core.pictures import Shown, Vision
 from steps.policy import formats
 from steps.policy.rendering import Renderer
-
-if TYPE_CHECKING:
-    from steps.policy.pictures import Vision
 
 DUMMY = "dummy_function"
 ARGUMENTS = {  # of the dummy call that must be read back
@@ -192,7 +189,7 @@ class Chat:
     def _reader(self, tools: Sequence[dict[str, Any]], dummy: str) -> formats.Reader:
         opening = dummy.partition(DUMMY)[0].strip().partition("\n")[0]
         try:
-            return formats.Reader(
+            return formats.reader(
                 self.tokenizer,
                 tools,
                 self.options,
@@ -251,7 +248,7 @@ class Chat:
 
     def _id(self, place: int, name: str) -> str:
         """The id of a call whose model wrote none."""
-        form = formats.FORMATS.get(self.tool_parser or "")
+        form = formats.form_of(self.tool_parser)
         return ((form and form.made_id) or formats.NINE_LETTERS).format(place=place, name=name)
 
     def _dummy_turn(self, calls: int, content: str = "", arguments: dict[str, Any] | None = None) -> Message:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.kit import mixed
 from steps.core.errors import UserError
-from steps.core.ports import bring
-from steps.policy import chat_templates, pictures, template_limits
+from steps.core.ports import bring, names
+from steps.policy import template_limits
 from steps.policy.chat import Chat, rendered_turn
 from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
 
 if TYPE_CHECKING:
-    from environments.base import Env
+    from environments.base import Env, Scenario
     from steps.core.params import Policy
+    from steps.core.pictures import Vision
 
 # A model that brings code of its own is refused: otherwise transformers asks on the terminal whether to run it.
 NO_CODE = {"trust_remote_code": False}
@@ -80,11 +80,11 @@ def load_tokenizer(policy: Policy) -> Any:
             f"policy.base_model: {policy.base_model} holds no tokenizer, which has a tokenizer.json as a rule"
         )
     if policy.chat_template:
-        tokenizer.chat_template = chat_templates.template(policy.chat_template)
+        tokenizer.chat_template = chat_template(policy.chat_template)
     if not tokenizer.chat_template:
         raise UserError(
             f"policy.base_model: {policy.base_model} has no chat template, so it cannot be told about tools; use an "
-            f"instruction-tuned model, or set policy.chat_template ({', '.join(chat_templates.TEMPLATES)}, or a file)"
+            f"instruction-tuned model, or set policy.chat_template ({', '.join(names('template'))}, or a file)"
         )
     if "tasks_data" not in Path(policy.base_model).parts:  # the project's own are known
         given = tokenizer.chat_template
@@ -93,31 +93,76 @@ def load_tokenizer(policy: Policy) -> Any:
     return tokenizer
 
 
-def load_vision(policy: Policy) -> pictures.Vision | None:
-    """What reads pictures for a policy that is shown them (steps/policy/pictures.py), else None."""
+def chat_template(name: str) -> str:
+    """The chat template that an add-on brings by this name, or the text of the file. UserError where there is neither."""
+    if name in names("template"):
+        return str(bring("template", name, "policy.chat_template"))
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise UserError(
+            f"policy.chat_template: {name!r} is neither a file that can be read ({type(problem).__name__}) nor one of the "
+            f"templates {', '.join(names('template'))}"
+        ) from None
+
+
+def config_of(policy: Policy) -> Any:
+    """transformers' configuration of a base model that it loads (`local`)."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(policy.base_model, revision=policy.revision, trust_remote_code=False)
+
+
+def vision_of(policy: Policy) -> Vision | None:
+    """What reads pictures for a base model that transformers loads (`local`); None where no add-on sees for its kind."""
+    from transformers import PreTrainedConfig
+
+    fields, _ = PreTrainedConfig.get_config_dict(policy.base_model, revision=policy.revision)
+    kind = fields.get("model_type", "")  # a folder without configuration has none
+    return bring("vision", kind, "policy.base_model")(policy) if kind in names("vision") else None
+
+
+def load_vision(policy: Policy) -> Vision | None:
+    """What reads pictures for a policy that is shown them, else None."""
     if policy.kind != "vllm":
         return None
     base = local(policy)
     with explained(policy):
-        return pictures.load(base)
+        return vision_of(base)
+
+
+def blind(policy: Policy) -> str:
+    """Why a policy is shown no pictures, and what to do: a sentence."""
+    if policy.kind != "vllm":
+        return f"pictures are shown by policy.kind: vllm alone, and it is {policy.kind}; set it to vllm"
+    return (
+        f"the policy ({policy.base_model}) sees no pictures; set policy.base_model to a model of the families "
+        "Qwen2.5-VL or Qwen3-VL, or leave the pictures out"
+    )
+
+
+def check_sight(policy: Policy, scenarios: Iterable[Scenario], is_seeing: bool) -> None:
+    """UserError where a scenario shows pictures and the policy sees none."""
+    if not is_seeing and (shown := next((each for each in scenarios if each.pictures), None)):
+        raise UserError(f"scenario {shown.id} shows a picture: {blind(policy)}")
 
 
 def load_chat(policy: Policy, env: type[Env]) -> Chat:
     """What renders and reads a task for a policy. UserError where template or parsers do not fit the task's tools.
 
     Of several tasks it is that of the first with tools, which is enough to serve all of them; each is checked."""
-    if of_several := [load_chat(policy, part) for part in mixed.parts(env).values()]:
+    if of_several := [load_chat(policy, part) for part in env.task_classes.values()]:
         return next((chat for chat in of_several if chat.tools), of_several[0])
     tools = [tool.schema for tool in env.tools().values()]
     tokenizer, options = load_tokenizer(policy), policy.chat_template_kwargs
-    parsers, sight = (policy.tool_parser, policy.reasoning_parser), (load_vision(policy), pictures.blind(policy))
+    parsers, sight = (policy.tool_parser, policy.reasoning_parser), (load_vision(policy), blind(policy))
     try:
         return Chat(tokenizer, tools, options, *parsers, *sight)
     except ValueError as problem:
         raise UserError(
             f"policy.base_model: {policy.base_model} cannot play this task, because {problem}. Set policy.tool_parser or "
             "policy.reasoning_parser to the name that vLLM gives this model's form, or policy.chat_template to a template "
-            f"with tools: a file, or one of {', '.join(chat_templates.TEMPLATES)} (docs/gpu.md)"
+            f"with tools: a file, or one of {', '.join(names('template'))} (docs/gpu.md)"
         ) from None
 
 
@@ -152,9 +197,9 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
         more["device_map"] = {"": place}
     base = local(policy)
     with explained(policy):
-        if pictures.family(base) and policy.quantization:
+        if (vision := vision_of(base)) and policy.quantization:
             raise ValueError("a model that sees is not read in 4 bits; take policy.quantization out")
-        kind = getattr(transformers, pictures.family(base) or "AutoModelForCausalLM")
+        kind = getattr(transformers, vision.architecture if vision else "AutoModelForCausalLM")
         return kind.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
 
 
@@ -179,7 +224,7 @@ def adapted_layers(config: Any) -> list[str] | None:
     Experts are fused tensors, which PEFT adapts with other ranks and vLLM serves on GPUs only, if at all. vLLM's kernel of
     latent attention absorbs `kv_b_proj`, and would ignore its adapter.
     """
-    if config.model_type in pictures.FAMILIES:
+    if config.model_type in names("vision"):
         return LANGUAGE_MODEL
     config = config.get_text_config()
     if not any(getattr(config, name, None) for name in ("n_routed_experts", "num_experts", "num_local_experts")):

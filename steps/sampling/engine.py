@@ -19,13 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.kit import mixed
 from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.ports import bring
 from steps.core.progress import part, say
-from steps.policy import cuda, sharing
-from steps.policy import pictures as sight
+from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
-from steps.policy.loading import adapted_layers, explained, load_chat, load_tokenizer, local
+from steps.policy.loading import (
+    adapted_layers,
+    check_sight,
+    config_of,
+    explained,
+    load_chat,
+    load_tokenizer,
+    local,
+    vision_of,
+)
 from steps.policy.machine import (
     before_training,
     keep_few_kernels,
@@ -36,7 +44,7 @@ from steps.policy.machine import (
     return_memory,
     use_threads,
 )
-from steps.sampling import draws_cpu, episodes, pictures_engine, rivals
+from steps.sampling import draws_cpu, episodes
 from steps.sampling.turns import Limits, Sampled
 
 if TYPE_CHECKING:
@@ -92,13 +100,12 @@ class Engine:
             draws_cpu.use()
             lora_cpu.use()
             if self.policy.share_weights:
-                sharing.keep_plain()
+                bring("sharing", "weights", "policy.share_weights").keep_plain()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
         with explained(self.policy):
-            layers, architecture = adapted_layers(sight.config(base)), sight.family(base)
-            self.vision = sight.load(base)
-        if layers and not architecture and not on_gpu:
+            layers, self.vision = adapted_layers(config_of(base)), vision_of(base)
+        if layers and not self.vision and not on_gpu:
             raise UserError(
                 f"policy.base_model: {self.policy.base_model} is a mixture of experts, and this build of vLLM serves its "
                 "adapters on a GPU alone"
@@ -111,7 +118,7 @@ class Engine:
             enable_lora=True,
             max_lora_rank=next(allowed for allowed in RANKS if allowed >= self.policy.lora.rank),
             max_loras=1,
-            max_cpu_loras=2,  # of games: the policy's adapter and its opponent's take turns (steps/sampling/rivals.py)
+            max_cpu_loras=2,  # of games: the policy's adapter and its opponent's take turns (addons/selfplay/rivals.py)
             lora_target_modules=layers,
             enable_prefix_caching=True,
             enforce_eager=not on_gpu,
@@ -123,7 +130,7 @@ class Engine:
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
             **divided(self.policy),
-            **pictures_engine.arguments(self.policy, architecture, self.vision),
+            **(self.vision.arguments(self.policy) if self.vision else {}),
         )
         with explained(self.policy):
             try:
@@ -253,8 +260,8 @@ class EngineSampler:
             self.ranked[str(key)] = limits.top_logprobs
         prompt: Any = {"prompt_token_ids": prompt_ids}
         if pictures:
-            assert self.vision is not None  # a policy without it is shown none (steps/policy/pictures.py)
-            prompt = pictures_engine.prompt(prompt_ids, pictures, self.vision)
+            assert self.vision is not None  # a policy without it is shown none (`check_sight`)
+            prompt = self.vision.prompt(prompt_ids, pictures)
         draws = {"seed": seed} if self.on_gpu else draws_cpu.seeded(seed)
         more = limits.parameters() if limits else {}
         lora = self.opponent if against else self.lora
@@ -305,11 +312,11 @@ def play(job: Job) -> list[Trajectory]:
 def play_shard(job: Job, make_sampler: Callable[[Job, int], TurnSampler] = turns) -> list[Trajectory]:
     """The trajectories of all attempts of a job, in their order, sampled as one batch: here, or by what `make_sampler`
     makes."""
-    chats = {task: load_chat(job.policy, env) for task, env in (mixed.parts(job.env) or {"": job.env}).items()}
+    chats = {task: load_chat(job.policy, env) for task, env in (job.env.task_classes or {"": job.env}).items()}
     chat = next(iter(chats.values()))  # all end a turn with the same token
-    sight.check(job.policy, (scenario for scenario, _ in job.attempts), chat.vision is not None)
+    check_sight(job.policy, (scenario for scenario, _ in job.attempts), chat.vision is not None)
     if job.opponent is not None:
-        rivals.seat(job.env, job.opponent.name)
+        job.opponent.check(job.env)
     return episodes.play(job, make_sampler(job, chat.end), chats)
 
 
@@ -328,7 +335,8 @@ def get(policy: Policy) -> Engine:
         prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
-        sharing.of_engine(policy, _engines[key].llm)
+        if policy.share_weights:
+            bring("sharing", "weights", "policy.share_weights").of_engine(policy, _engines[key].llm)
     elif not torch.cuda.is_available():
         return_memory()  # what the stages since then left lies between what stays
     return _engines[key]

@@ -27,8 +27,6 @@ from steps.core.errors import UserError
 from steps.core.pictures import Shown, filled
 from steps.core.progress import measure_turns, progress
 from steps.core.records import StopReason, Trajectory, Turn
-from steps.sampling import rivals
-from steps.sampling.rivals import Rival
 
 if TYPE_CHECKING:
     from steps.policy.chat import Chat, Prompt
@@ -98,7 +96,7 @@ class Episode:
         finally:
             self.times.append((self.asked, self.answered, time.perf_counter()))
         self.messages.append(action.message)
-        if not rivals.is_waiting(self):
+        if not self.env.waits:
             self.observe(observations, action.is_cut_off)
 
     def observe(self, observations: Sequence[Message], is_cut_off: bool = False) -> None:
@@ -147,12 +145,7 @@ def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Traj
         Episode(env, job.data, scenario, attempt, job.prefix, limits.max_turns, limits.tool_timeout)
         for scenario, attempt in job.attempts
     ]
-    rival = None
-    if (opponent := job.opponent) is not None:
-        for episode in episodes:
-            rivals.two_sided(episode).against(opponent.name)
-        if opponent.adapter is not None:
-            rival = Rival(job.policy.context, job.max_tokens, opponent.counts)
+    rival = job.opponent.sit_down(job, episodes) if job.opponent is not None else None
     is_free = limits.order == "free"  # slow answers are taken as they come
     prompts: dict[str, Prompt] = {}
     began, start = time.time(), time.perf_counter()
@@ -175,13 +168,13 @@ def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Traj
                 finished_turns = sampler.step()
                 answered = time.perf_counter()
                 for sampled in finished_turns:
-                    key, is_opponents = rivals.key_of(sampled)
-                    if is_opponents:
+                    if rival is not None and sampled.key < 0:  # the opponent's turn
+                        key = ~sampled.key
                         _hear(rival, key, episodes[key], sampled)
                         answering[key] = step, None
                         continue
-                    episodes[key].answered = answered
-                    answering[key] = step, _answer(episodes[key], sampled, threads)
+                    episodes[sampled.key].answered = answered
+                    answering[sampled.key] = step, _answer(episodes[sampled.key], sampled, threads)
             elif not is_free:  # nothing to sample before the oldest answer
                 step = next(iter(answering.values()))[0] + lag
             while (taken := _next(answering, None if is_free else step - lag, not sampler.pending)) is not None:
@@ -190,7 +183,7 @@ def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Traj
                     answer.result()
                 episode = episodes[taken]
                 with episode.recording_errors():
-                    if rival is not None and episode.stop_reason is None and rivals.is_waiting(episode):
+                    if rival is not None and episode.stop_reason is None and episode.env.waits:
                         number = f"opponent {len(episode.turns)}"
                         rival.ask(sampler, taken, episode, turn_seed(job.seed, episode.scenario.id, 0, number))
                         continue
@@ -228,7 +221,7 @@ def _ask(sampler: TurnSampler, key: int, episode: Episode, job: Job) -> None:
         episode.asked = time.perf_counter()
         draws = turn_seed(job.seed, episode.scenario.id, episode.attempt, len(episode.turns))
         if episode.pictures:
-            seeing: Any = sampler  # vLLM in this process: others are shown none (steps/policy/pictures.py)
+            seeing: Any = sampler  # vLLM in this process: others are shown none (`check_sight`)
             shown = filled(episode.pictures, episode.scenario.pictures)
             seeing.submit(key, episode.ids, draws, pictures=shown)
         else:
@@ -258,9 +251,8 @@ def _answer(episode: Episode, sampled: Sampled, threads: ThreadPoolExecutor) -> 
     return None
 
 
-def _hear(rival: Rival | None, key: int, episode: Episode, sampled: Sampled) -> None:
+def _hear(rival: Any, key: int, episode: Episode, sampled: Sampled) -> None:
     """Complete the policy's turn by the opponent's move."""
-    assert rival is not None
     with episode.recording_errors():
         episode.observe(rival.hear(key, episode, sampled))
         asked, answered, _ = episode.times[-1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from steps.policy import adapter
 from steps.policy.loading import turn_limit
@@ -21,9 +21,22 @@ if TYPE_CHECKING:
 
     from environments.base import Env, Scenario
     from steps.core.params import Evaluate, Policy, Rollout
-    from steps.sampling.rivals import Opponent
+    from steps.sampling.episodes import Episode
 
     Attempt = tuple[Scenario, int]  # (scenario, number of the attempt)
+
+
+class Opponent(Protocol):
+    """Who plays the other side of a game (the port `opponent`)."""
+
+    @property
+    def adapter(self) -> Path | None: ...
+
+    def check(self, env: type[Env]) -> None:
+        """UserError where the environment has no seat for it."""
+
+    def sit_down(self, job: Job, episodes: Sequence[Episode]) -> Any:
+        """Take the other side of each episode. What samples its moves (addons/selfplay/rivals.py), or None."""
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,7 @@ class Example(NamedTuple):
     advantage: float  # 0 where the trajectory has no signal; with `by_token` the one that is farthest from 0
     group: str = ""
     is_masked: bool = False  # it counts as a trajectory, and none of its tokens does
-    by_token: Sequence[float] | None = (
-        None  # [S] advantages of the sampled tokens, where turns have advantages of their own
-    )
+    by_token: Sequence[float] | None = None  # [S] of the sampled tokens, where turns have advantages of their own
 
     @property
     def ids(self) -> list[list[int]]:
@@ -130,9 +128,7 @@ class OptimizerStep(NamedTuple):
     """One optimiser step: this process's micro-batches, and what the step of all processes counts."""
 
     batches: list[dict[str, Any]]  # of the trajectories that have a gradient
-    others: list[
-        dict[str, Any]
-    ]  # of the others, which are counted, and pass forward for the metrics where they have tokens
+    others: list[dict[str, Any]]  # which are counted, and pass forward for the metrics where they have tokens
     trajectories: int
     tokens: int  # sampled ones, of trajectories that are not masked
     computed: int  # those of them that have a gradient

@@ -77,9 +77,7 @@ def rows_breach(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:
     (`Turn.mask`) are at their place, too.
     """
     left = list(trajectory.turns)  # in no row so far
-    least = (
-        0 if trajectory.is_from_gateway else 1
-    )  # tokens that a turn's prompt adds: an agent may have a turn continued
+    least = 0 if trajectory.is_from_gateway else 1  # tokens that a turn's prompt adds: an agent may continue a turn
     for ids, mask, logprobs, _, shown in rows:
         if not len(ids) == len(mask) == len(logprobs):
             return "a training row whose ids, mask and logprobs differ in length"

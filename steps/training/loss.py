@@ -56,10 +56,8 @@ class TrlLoss:
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
         self.importance_sampling_level = settings.importance_sampling_level or "token"
-        self.aux_loss_enabled, self.router_aux_loss_coef = (
-            settings.router_aux_loss_coef > 0,
-            settings.router_aux_loss_coef,
-        )
+        self.router_aux_loss_coef = settings.router_aux_loss_coef
+        self.aux_loss_enabled = settings.router_aux_loss_coef > 0
         self.balance: Balance | None = None  # of the optimiser step, where that is in the loss
         self.beta = settings.beta
         self.epsilon_low = settings.epsilon
@@ -92,10 +90,8 @@ class TrlLoss:
         there for other processes alone."""
         from trl import GRPOTrainer
 
-        self.get_gamma_weights, self.get_off_policy_mask = (
-            GRPOTrainer.get_gamma_weights,
-            GRPOTrainer.get_off_policy_mask,
-        )
+        self.get_gamma_weights = GRPOTrainer.get_gamma_weights
+        self.get_off_policy_mask = GRPOTrainer.get_off_policy_mask
         self._batch = batch
         self._totals.clear()
         self._metrics["train"].clear()
@@ -180,9 +176,8 @@ class Correction:
 
     def __init__(self, settings: Update) -> None:
         self.settings = settings
-        self.sums = [
-            0.0
-        ] * 5  # tokens, nats between trainer and sampler, ratios, sum of those, how many left the bounds
+        # Tokens, nats between trainer and sampler, ratios, sum of those, how many left the bounds.
+        self.sums = [0.0] * 5
         self.extremes = [math.inf, 0.0, 0.0]  # smallest ratio, largest ratio, most nats
 
     def correct(self, batch: dict[str, Any], old: Any) -> None:

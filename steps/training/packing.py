@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from steps.policy.pictures import Vision
+    from steps.core.pictures import Vision
     from steps.training import flex
-    from steps.training.grammar import Grammars
-    from steps.training.pictures import Pictures
 
 QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
 WASTE = 1.15  # most queries × keys of a padded call, as a multiple of the needed ones
@@ -63,7 +61,7 @@ class Packed(NamedTuple):
     # Where rows were sampled under grammars: [N] which set of tokens each is from, or -1, and the sets [M, V / 32] as bits.
     allowed: tuple[torch.Tensor, torch.Tensor] | None
     copies: torch.Tensor  # [U] how many rows have each token
-    pictures: Pictures | None = None  # where rows show some
+    pictures: Any = None  # where rows show some
     wide_head: bool = False  # logits are computed in float32
 
 
@@ -81,23 +79,27 @@ def pack(
     dtype: Any = None,
     device: Any = None,
     counts: Sequence[int] | None = None,
-    grammars: Grammars | None = None,
+    grammars: Any = None,
     vision: Vision | None = None,
 ) -> Packed:
     """Pack rows for a model of this dtype. In sorted order each row shares most with the row before it.
 
     `counts`: of how many rows each trajectory consists, in order; its sampled tokens become one row of the results. Without
-    it each row is a trajectory. `grammars`: those that rows were sampled under; a token that was sampled from two sets
-    counts twice among the N. `vision`: of the model, where rows show pictures. ValueError where there is nothing to pack.
+    it each row is a trajectory. `grammars`: what replays those that rows were sampled under (port `grammar`); a token that
+    was sampled from two sets counts twice among the N. `vision`: of the model, where rows show pictures. ValueError where
+    there is nothing to pack.
     """
     import numpy as np
     import torch
 
-    from steps.training import flex, pictures
+    from steps.training import flex
 
     if not any(row.ids for row in rows):
         raise ValueError(f"there is nothing to pack: {len(rows)} rows without a token; leave the forward pass out")
-    seen = pictures.layout(rows, vision)
+    shows_pictures = any(row.pictures for row in rows)
+    if shows_pictures and vision is None:
+        raise ValueError("rows with pictures need the image processor of the model that is trained")
+    seen = vision.layout(rows) if vision is not None and shows_pictures else None
     keyed = seen.keys if seen else [row.ids for row in rows]  # by which rows are compared
     tokens = [np.asarray(row, dtype=np.int64) for row in keyed]
     order = sorted(range(len(rows)), key=lambda index: keyed[index])
@@ -131,24 +133,14 @@ def pack(
 
     def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
         made = torch.as_tensor(values, dtype=kind)
-        return (made.pin_memory() if is_cuda else made).to(
-            device, non_blocking=True
-        )  # it does not wait for the GPU's work
+        made = made.pin_memory() if is_cuda else made
+        return made.to(device, non_blocking=True)  # it does not wait for the GPU's work
 
     allowed = None
     if grammars is not None and (sets >= 0).any():
         used, sets = np.unique(np.append(sets, -1), return_inverse=True)  # -1, for all tokens, comes first
         bits = np.stack([grammars.sets[number] for number in used[1:]])
         allowed = tensor(sets[:-1] - 1), tensor(bits, torch.int32)
-
-    shown = None
-    if seen is not None:
-        turned, sources = np.zeros((3, total), np.int64), np.full(total, -1)
-        for path, angles, source in zip(paths, seen.positions, seen.sources, strict=True):
-            turned[:, path], sources[path] = angles, source
-        at = np.nonzero(sources >= 0)[0]
-        parts = tensor(turned)[:, None], tensor(at), tensor(sources[at])
-        shown = pictures.Pictures(*parts, tensor(seen.pixels, torch.float32), tensor(seen.grids))
 
     return Packed(
         ids=tensor(ids)[None],
@@ -162,7 +154,7 @@ def pack(
         mask=tensor(padded([np.ones(len(row)) for row in sampled]), torch.float32),
         allowed=allowed,
         copies=tensor(np.bincount(np.concatenate(paths), minlength=total), torch.float32),
-        pictures=shown,
+        pictures=seen.packed(paths, total, tensor) if seen else None,
     )
 
 
@@ -242,12 +234,11 @@ def token_logps(
     of a mixture of experts."""
     from steps.training.layers import gather
     from steps.training.logprobs import Wanted, log_softmax
-    from steps.training.pictures import decoder_inputs
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     inputs: dict[str, Any] = {"input_ids": packed.ids, "position_ids": packed.positions}
     if packed.pictures is not None:
-        inputs = decoder_inputs(causal, packed.ids, packed.pictures)
+        inputs = packed.pictures.inputs(causal, packed.ids)
     more = {} if routed is None else {"output_router_logits": True}
     passed = causal.get_decoder()(**inputs, packed=packed, use_cache=False, **more)
     hidden = passed.last_hidden_state.squeeze(0)  # [U, W]

@@ -10,23 +10,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.policy import sharing
+from steps.core.ports import bring
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer, load_vision
 from steps.policy.machine import before_sampling
-from steps.training import memory, packing, probe
+from steps.training import memory, packing
 from steps.training.batches import Example
-from steps.training.grammar import Grammars
 from steps.training.model import WEIGHTS, load_model
-from steps.training.processes import gathered, join, shard
+from steps.training.processes import gathered, process
 from steps.training.reference import Reference
 
 if TYPE_CHECKING:
     import torch
 
     from steps.core.params import Policy, Update
+    from steps.core.pictures import Vision
     from steps.core.records import Row
-    from steps.policy.pictures import Vision
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
@@ -48,7 +47,8 @@ class Trained:
         holds a part of the base model."""
         import torch
 
-        join()
+        if process()[1] > 1:
+            bring("processes", "shared", "update.launcher").join()
         self.policy, self.is_sharded = policy, is_sharded
         # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
         place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
@@ -58,11 +58,12 @@ class Trained:
             torch.manual_seed(seed)
             model = load_model(policy, place)
             if is_sharded:
-                shard(model)
+                bring("processes", "shared", "update.launcher").shard(model)
             _bases[key] = memory.Base(model)
         before_sampling(leave_gpu)
         _bases[key].come_back()
-        sharing.of_trainer(policy, _bases[key])
+        if policy.share_weights:
+            bring("sharing", "weights", "policy.share_weights").of_trainer(policy, _bases[key])
         self.model = _bases[key].model
         self.model.train()
         self.weights = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
@@ -73,7 +74,7 @@ class Trained:
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
         self.entropy: tuple[float, float] | None = None  # weight of the bonus, and entropy, where that adapts
         self.keeps_attention = False
-        self.grammars: Grammars | None = None  # made where a row was sampled under one
+        self.grammars: Any = None  # made where a row was sampled under one
         self.vision: Vision | None = None  # made where a row shows a picture
         self.synced: Reference | None = None  # where update.sync_ref_model has moved the reference
         self.wide_head = False  # logits are computed in float32
@@ -90,7 +91,8 @@ class Trained:
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         (folder / "README.md").unlink(missing_ok=True)  # an empty template of a model card
         if self.policy.kind == "server" and not self.is_sharded:
-            probe.write(folder, self.model, self.policy, self.layers, *self.place)
+            write_probe = bring("probe", self.policy.kind, "policy.kind")
+            write_probe(folder, self.model, self.policy, self.layers, *self.place)
         return adapter_hash(folder)
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
@@ -187,13 +189,13 @@ class Trained:
             batches, lambda batch: self._pack(batch["examples"]) if batch["examples"] else None, in_thread=on_gpu
         )
 
-    def _grammars(self, rows: Sequence[Row]) -> Grammars | None:
+    def _grammars(self, rows: Sequence[Row]) -> Any:
         """What replays the grammars of these rows; None where they have none."""
         if self.grammars is None and any(row.stretches for row in rows):
             base, tokenizer = self.model.get_base_model(), load_tokenizer(self.policy)
             ends = base.generation_config.eos_token_id
             ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-            self.grammars = Grammars(tokenizer, self.vocabulary, ends)
+            self.grammars = bring("grammar", "xgrammar", "rollout.grammar")(tokenizer, self.vocabulary, ends)
         return self.grammars if any(row.stretches for row in rows) else None
 
     def _pack(self, examples: Sequence[Example]) -> packing.Packed:

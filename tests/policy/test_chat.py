@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from addons.supervised.embedded_policy import corpus, make_tokenizer
+from addons.templates.chat_templates import CHATML
 from environments.base import Message
 from environments.email_search import EmailSearch, mailbox
 from steps.core.records import Trajectory, Turn, read_records, write_records
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import CHATML
 from tests.support import templates
 
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]

@@ -15,15 +15,21 @@ from environments.base import Message
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import TEMPLATES
-from steps.policy.formats import FORMATS
+from steps.policy.formats import Format, form_of
 from steps.policy.loading import load_chat, turn_limit
 from steps.sampling import episodes
 from steps.sampling.job import Job
 from steps.sampling.turns import Sampled
 from steps.training.contract import breach
 from tests.support.lookup import Lookup
-from tests.support.templates import FAMILIES, Family, tokenizer
+from tests.support.templates import FAMILIES, TEMPLATES, Family, tokenizer
+
+
+def known(parser: str | None) -> Format:
+    form = form_of(parser)
+    assert form is not None
+    return form
+
 
 KINDS = ("string", "integer", "number", "boolean", "array", "object")
 TOOLS: list[dict[str, Any]] = [
@@ -116,7 +122,7 @@ def test_random_calls_are_rendered_and_read_back(chats: dict[str, Chat], name: s
 def test_a_call_that_is_cut_off_is_malformed(chats: dict[str, Chat], name: str) -> None:
     """Whole calls before the cut count. vLLM's parsers would complete some of the last calls, or leave them out."""
     family, chat, rng = FAMILIES[name], chats[name], random.Random(2)
-    form = FORMATS[family.tool_parser]
+    form = known(family.tool_parser)
     for _ in range(200):
         asked: Message = {"role": "assistant", "content": "", "tool_calls": calls(rng, family.calls)}
         written = chat.tokenizer.decode(chat.completion_ids(asked)[:-1])
@@ -159,7 +165,7 @@ def test_a_malformed_call_is_named_as_such(chats: dict[str, Chat], name: str, tu
     said = turn if chat.reasoning_parser is None else f"Hm.\n</think>\n\n{turn}"
     read, problems = chat.parse([*chat.tokenizer.encode(said, add_special_tokens=False), chat.end])
     assert functions(read) == []
-    assert problems == [FORMATS[chat.tool_parser or ""].malformed]
+    assert problems == [known(chat.tool_parser).malformed]
     assert read["content"] == turn  # a reader of the transcript sees what was written
 
 
@@ -339,7 +345,9 @@ def test_a_policy_is_refused_with_the_cure(tmp_path: Any) -> None:
         UserError, match=r"leaves out an assistant's turn: .* Set .*or policy.chat_template to a template with tools"
     ):
         load_chat(Policy(base_model=str(tmp_path), chat_template=str(tmp_path / "mine.jinja")), EmailSearch)
-    with pytest.raises(UserError, match=r"'none.jinja' is neither a file .* nor one of the templates chatml, llama3"):
+    with pytest.raises(
+        UserError, match=r"'none.jinja' is neither a file .* nor one of the templates chatml, chatml-vision"
+    ):
         load_chat(Policy(base_model=str(tmp_path), chat_template="none.jinja"), EmailSearch)
 
 
@@ -456,9 +464,9 @@ def test_an_episode_is_played_in_the_form_of_each_family(name: str) -> None:
     assert (played.stop_reason, played.error) == ("max_turns", None)
     assert first.message["tool_calls"][0]["function"] == function
     assert [message["content"] for message in first.observations] == ["looked for 2 words"]
-    hint = FORMATS[chat.tool_parser or ""].hint
+    hint = known(chat.tool_parser).hint
     assert [message["content"] for message in second.observations] == [f"Error: no tool was called; call one {hint}."]
-    malformed = FORMATS[chat.tool_parser or ""].malformed
+    malformed = known(chat.tool_parser).malformed
     assert [message["content"] for message in third.observations] == [f"Error: {malformed}."]
     assert breach(played, played.flatten(), chat.end, len(chat.tokenizer)) is None
     assert len(played.flatten()) == 1  # nothing was tokenised again

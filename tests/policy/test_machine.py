@@ -224,7 +224,7 @@ def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **how: asked.append(how))
-    monkeypatch.setattr(loading.pictures, "family", lambda policy: None)
+    monkeypatch.setattr(loading, "vision_of", lambda policy: None)
     loading.load_model(Policy(base_model="some/model"))
     Fake(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)

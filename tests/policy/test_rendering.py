@@ -9,9 +9,8 @@ import pytest
 
 from environments.base import Message
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import TEMPLATES
 from steps.policy.rendering import Renderer, control_tokens
-from tests.support.templates import FAMILIES, Family, tokenizer
+from tests.support.templates import FAMILIES, TEMPLATES, Family, tokenizer
 
 R1_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 USER: Message = {"role": "user", "content": "Which bed is dry?"}

@@ -12,9 +12,9 @@ import pytest
 
 import environments
 from addons.models import players
+from addons.templates.chat_templates import SMOLLM2, SMOLLM2_OWN
 from steps.core.params import Policy
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import SMOLLM2, SMOLLM2_OWN
 from tests.conftest import ROOT
 from tests.support.templates import Family, tokenizer
 

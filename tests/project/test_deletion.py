@@ -16,8 +16,8 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing gguf gigpo judges lineage models planning production report starts supervised
-    trackers""".split()
+ADDONS = """accelerate drawing families gguf gigpo judges lineage models pictures planning production report selfplay sharing
+    starts supervised templates trackers""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -111,6 +111,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "policy.engines": 2,
     "policy.servers": {"wait_seconds": 5},
     "rollout.curriculum": {"low": 0.2},
+    "rollout.opponent": {"every": 2},
     "rollout.resample": 1,
     "scenarios.generated": "more.jsonl",
     "scenarios.ingested": {"share": 0.5},
@@ -151,6 +152,7 @@ ASKED = {  # add-on -> what needs it, and the sentence
 CLASSES = {  # of params.yaml, that are not there without an add-on
     "agents": {"Agents"},
     "drawing": {"Curriculum"},
+    "selfplay": {"Opponent"},
     "fleet": {"Servers"},
     "judges": {"Criteria", "Ruler"},
     "models": {"Endpoint", "Criteria", "Ruler"},  # the judges' section names Endpoint

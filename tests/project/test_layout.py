@@ -44,7 +44,9 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            "accelerate agents drawing gguf gigpo lineage models planning report starts trackers".split(), 1
+            """accelerate agents drawing families gguf gigpo lineage models pictures planning report selfplay sharing starts
+            templates trackers""".split(),
+            1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),
         "supervised": 3,

@@ -83,7 +83,7 @@ def test_an_adapter_answers_the_same_in_stock_peft_and_in_vllm(
 
 def test_its_template_is_known_by_heart(policy: Policy) -> None:
     """Letter by letter, so that prompts without tools are those of the model."""
-    from steps.policy.chat_templates import SMOLLM2_OWN
+    from addons.templates.chat_templates import SMOLLM2_OWN
 
     own = loading.load_tokenizer(policy.model_copy(update={"chat_template": None}))
     assert own.chat_template == SMOLLM2_OWN

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from steps.policy import probe
+from addons.fleet import probe
 from steps.policy.adapter import adapter_hash
 from tests.support.openai_server import QuietServer
 

@@ -137,9 +137,10 @@ def stock(policy: Policy, adapter: Path) -> Any:
     import transformers
     from peft import PeftModel
 
-    from steps.policy.pictures import family
+    from steps.policy.loading import vision_of
 
-    kind = getattr(transformers, str(family(policy)))
+    vision: Any = vision_of(policy)
+    kind = getattr(transformers, vision.architecture)
     base = kind.from_pretrained(policy.base_model, attn_implementation="eager")
     return PeftModel.from_pretrained(base, adapter, is_trainable=True).double()
 
@@ -166,7 +167,7 @@ def random_rows(policy: Policy, count: int, seed: int) -> list[Row]:
     pictures in the same places."""
     from steps.policy.loading import load_vision
 
-    vision = load_vision(policy)
+    vision: Any = load_vision(policy)
     assert vision is not None
     rng, rows = random.Random(seed), list[Row]()
     for number in range(count):

@@ -9,8 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from steps.core.ports import bring, names
+
 HERE = Path(__file__).parent / "chat_templates"
 EMBEDDED = Path(__file__).parent.parent.parent / "tasks_data" / "embedded_policy"
+
+TEMPLATES: dict[str, str] = {name: bring("template", name, "policy.chat_template") for name in names("template")}
 
 
 class Family(NamedTuple):

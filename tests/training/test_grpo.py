@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from addons.fleet import probe
 from addons.fleet.section import Servers
 from steps.core.errors import UserError
 from steps.core.params import Policy, Update
 from steps.core.progress import take_measurements
 from steps.core.records import Row
-from steps.policy import probe
 from steps.policy.adapter import adapter_hash
 from steps.training import grpo, packing
 from steps.training.batches import Example, advantages, micro_batches, split_evenly, split_steps
@@ -645,7 +645,7 @@ def test_the_probe_beside_an_adapter_is_what_stock_peft_expects_next(
     import torch
 
     ids = random_rows(1, seed=5, longest=40)[0].ids + list(range(20, 40))
-    monkeypatch.setattr("steps.training.probe.load_tokenizer", lambda _: lambda text, **_more: {"input_ids": ids})
+    monkeypatch.setattr("addons.fleet.probe.load_tokenizer", lambda _: lambda text, **_more: {"input_ids": ids})
     served = policy.model_copy(update={"kind": "server", "servers": Servers()})
     trainer = moved(Trainer(served, seed=1))
     trainer.save_adapter(tmp_path)

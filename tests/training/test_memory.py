@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from addons.accelerate import processes
 from benchmarks.attention import kept
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.policy import machine
-from steps.training import memory, packing, processes, trained
+from steps.training import memory, packing, trained
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, sampled_by, with_advantages

@@ -18,7 +18,7 @@ from addons.agents.gateway.graph import Graph
 from addons.agents.gateway.leases import Loss
 from addons.agents.gateway.plan import Chats, Plan
 from addons.agents.gateway.types import TOO_LONG, BadRequest
-from environments.kit.agents import Result
+from environments.kit.values import Result
 from steps.sampling.episodes import turn_seed
 
 

@@ -28,7 +28,7 @@ from steps.core.records import Trajectory, Turn
 
 if TYPE_CHECKING:
     from addons.agents.gateway.journal import Answer
-    from environments.kit.agents import Result
+    from environments.kit.values import Result
     from steps.core.params_sections import Grammar
     from steps.policy.chat import Chat
 

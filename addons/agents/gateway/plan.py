@@ -10,8 +10,7 @@ from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
 from steps.core.params import Policy
 from steps.core.params_sections import Grammar
 from steps.policy.chat import Chat
-from steps.policy.loading import load_tokenizer, load_vision
-from steps.policy.pictures import blind
+from steps.policy.loading import blind, load_tokenizer, load_vision
 
 LARGEST = 32 * 2**20  # bytes of a request's body
 KEPT = 2**22  # letters of lists of tools whose chats are kept

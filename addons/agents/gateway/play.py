@@ -39,8 +39,7 @@ from steps.core.files import write_text
 from steps.core.pictures import Shown
 from steps.core.progress import progress, say
 from steps.kit.process import end, end_with_parent, start
-from steps.policy.loading import load_chat
-from steps.policy.pictures import check
+from steps.policy.loading import check_sight, load_chat
 
 if TYPE_CHECKING:
     import subprocess
@@ -155,7 +154,7 @@ def play_shard(job: Job) -> list[Trajectory]:
 
     policy, limits, agents, attempts = job.policy, job.limits, Agents.of(job.settings), job.attempts
     chat = load_chat(policy, job.env)
-    check(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
+    check_sight(policy, (scenario for scenario, _ in attempts), chat.vision is not None)
     allowed_cores()  # before the engine binds this process to one of them
     names = [f"{job.prefix}-{scenario.id}-{attempt}" for scenario, attempt in attempts]
     plan = Plan(
@@ -219,7 +218,7 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
     gateway.begin(plan)
     gateway.is_playing = True
     starts, checked = 1, 0.0
-    submit: Any = sampler.submit  # with pictures where the engine is in this process (steps/policy/pictures.py)
+    submit: Any = sampler.submit  # with pictures where the engine is in this process (`check_sight`)
     while True:
         if time.monotonic() > checked + 0.5:
             checked = time.monotonic()

@@ -11,7 +11,7 @@ from addons.production.serving import capture, shown, trial
 from environments.kit import http_client
 from steps.core.errors import UserError
 from steps.kit import vllm_guard as guard
-from steps.policy.chat_templates import template
+from steps.policy.loading import chat_template
 from steps.policy.served import LIMITED_SERVER, adapter_options, model_options, of_every_server
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Server(NamedTuple):
         for middleware in chosen:  # the last sees a request first
             words += ["--middleware", f"{middleware.__module__}.{middleware.__name__}"]
         words += model_options(policy, chat)
-        text = chat.renderer.served_template() or (template(policy.chat_template) if policy.chat_template else "")
+        text = chat.renderer.served_template() or (chat_template(policy.chat_template) if policy.chat_template else "")
         words += ["--chat-template", text] if text else []
         words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from addons.fleet import servers
+from addons.fleet import probe, servers
 from addons.fleet.replica import PREFIX
 from addons.fleet.server_sampler import ServerSampler
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.policy import probe
 from steps.policy.adapter import adapter_hash
 from steps.sampling.turns import Limits, Sampled
 from tests.support.fake_vllm import FakeVllm, make_adapter

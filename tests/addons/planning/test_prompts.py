@@ -16,10 +16,9 @@ from environments.email_search import EmailSearch
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import TEMPLATES
 from steps.policy.loading import load_chat
 from tests.conftest import ROOT
-from tests.support.templates import FAMILIES, tokenizer
+from tests.support.templates import FAMILIES, TEMPLATES, tokenizer
 
 MAILS = ROOT / "tasks_data" / "email_search"
 

@@ -30,8 +30,7 @@ from addons.production.serving.shown import Shown
 from addons.supervised import chats as demonstrations
 from steps.core.params import Policy
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import TEMPLATES
-from tests.support.templates import FAMILIES, Family, tokenizer
+from tests.support.templates import FAMILIES, TEMPLATES, Family, tokenizer
 
 OWN = {  # this project's templates, with tokenizers as the Hub has them
     "chatml": Family("", "hermes", None, "<|im_end|>", special=("<|im_start|>",)),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.selfplay.section import Opponent
 from addons.starts import sources
 from addons.supervised.section import Sft
 from environments.base import Scenario
@@ -18,7 +19,7 @@ from flows.deployment import workspace
 from flows.repro.parameters import set_params
 from flows.training import start
 from steps.core.errors import UserError
-from steps.core.params import Lora, Opponent, Params, Policy, Rollout
+from steps.core.params import Lora, Params, Policy, Rollout
 from steps.core.records import Reward, StopReason, Trajectory, Turn, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import kept_runs
@@ -156,7 +157,9 @@ def test_a_champion_that_is_the_opponent_is_resolved_once(project: Path, monkeyp
     registry = FakeRegistry()
     monkeypatch.setattr(sources, "from_registry", registry.bring)
     policy = Policy(base_model="base", lora=Lora(rank=2, alpha=4))
-    params = Params(task="tic_tac_toe", policy=policy, rollout=Rollout(opponent=Opponent(player="champion")))
+    params = Params(
+        task="tic_tac_toe", policy=policy, rollout=Rollout.model_validate({"opponent": Opponent(player="champion")})
+    )
     lines = start.prepare(params)
     name = adapter_hash(project / "start/champion")
     assert lines == [f"plays against models:/tic_tac_toe/3: adapter {name}, test success 0.875"]
@@ -173,7 +176,7 @@ def test_a_champion_of_another_rank_cannot_be_the_opponent(project: Path, monkey
     params = Params(
         task="tic_tac_toe",
         policy=Policy(base_model="base", lora=Lora(rank=8, alpha=4)),
-        rollout=Rollout(opponent=Opponent(player="champion")),
+        rollout=Rollout.model_validate({"opponent": Opponent(player="champion")}),
     )
     with pytest.raises(
         UserError, match=r"rollout\.opponent: models:/tic_tac_toe/3 has r 2, and policy\.lora\.rank is 8"
@@ -183,7 +186,7 @@ def test_a_champion_of_another_rank_cannot_be_the_opponent(project: Path, monkey
 
 @pytest.mark.parametrize(("player", "expected"), [("iteration", 3), ("random", None)])
 def test_other_opponents_need_nothing_from_elsewhere(project: Path, player: str, expected: int | None) -> None:
-    params = Params(task="tic_tac_toe", rollout=Rollout(opponent=Opponent(player=player, every=3)))
+    params = Params(task="tic_tac_toe", rollout=Rollout.model_validate({"opponent": Opponent(player=player, every=3)}))
     assert start.prepare(params) == []
     assert start.opponent(params) == expected
 

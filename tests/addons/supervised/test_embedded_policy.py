@@ -29,9 +29,9 @@ from addons.supervised.embedded_policy import (
     repeated_sequence,
     tokenized,
 )
+from addons.templates.chat_templates import CHATML
 from environments.base import Message
 from environments.email_search import EmailSearch
-from steps.policy.chat_templates import CHATML
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FOLDER = ROOT / "tasks_data" / "embedded_policy"

@@ -26,8 +26,8 @@ from addons.supervised.general_policy import (
     shared_loss,
 )
 from addons.supervised.toolsets import toolsets
+from addons.templates.chat_templates import CHATML
 from steps.policy.chat import Chat
-from steps.policy.chat_templates import CHATML
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FOLDER = ROOT / "tasks_data" / "general_policy"

@@ -12,7 +12,6 @@ import pytest
 
 import environments
 from environments.base import Env, TaskProblem
-from environments.kit.mixed import parts
 from environments.kit.shares import by_batch, interleaved, shares
 from environments.multiplication import Multiplication
 from environments.tic_tac_toe import TicTacToe
@@ -93,8 +92,8 @@ def test_the_environment_is_the_same_whichever_name_comes_first() -> None:
     env = environments.load(BOTH)
     assert env is environments.load("tic_tac_toe+multiplication")
     assert env is not environments.load(BOTH, {"multiplication": 2, "tic_tac_toe": 1})
-    assert dict(parts(env)) == {"multiplication": Multiplication, "tic_tac_toe": TicTacToe}
-    assert parts(Multiplication) == {}
+    assert dict(env.task_classes) == {"multiplication": Multiplication, "tic_tac_toe": TicTacToe}
+    assert Multiplication.task_classes == {}
     assert (env.max_turns, env.openings_repeat, env.is_agent, env.has_rule, env.lag()) == (6, True, False, True, 0)
     with pytest.raises(TypeError, match="has no tools of its own"):
         env.tools()

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import pytest
 
+from addons.families.reader import OTHER
 from environments._template import Template
 from environments.base import Component, Env, error, is_call_error, is_unparsed
 from environments.kit.tools import make_tool, text_of, tool
+from steps.core.ports import names
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
-from steps.policy.formats import FORMATS, OTHER, UNWRITABLE
+from steps.policy.formats import UNWRITABLE, form_of
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tasks_data" / "_template"
@@ -325,7 +327,8 @@ def test_errors_of_a_call_are_told_from_those_of_a_tool() -> None:
     [name, *_] = env.tools()
     wrong = [("none", {}), (name, []), (name, {"key": float("nan")}), (name, {"unknown": 1})]
     shown = [env.call(tool, given) for tool, given in wrong] + [str(env.hear("words")[0]["content"])]
-    unparsed = [error(text) for text in (*(form.malformed for form in FORMATS.values()), OTHER, UNWRITABLE)]
+    forms = [form_of(name) for name in ("hermes", *names("family"))]
+    unparsed = [error(text) for text in (*(form.malformed for form in forms if form), OTHER, UNWRITABLE)]
     assert [text for text in [*shown, *unparsed] if not is_call_error(text)] == []
     assert [text for text in unparsed if not is_unparsed(text)] == []
     assert [text for text in shown if is_unparsed(text)] == []

@@ -10,14 +10,14 @@ import pytest
 
 import environments
 from addons.agents.gateway import play as gateway
+from addons.selfplay.rivals import Opponent
 from steps.code import Imports, named_by
 from steps.core.errors import UserError
 from steps.core.params import CodeParams, Policy, Rollout, Update
 from steps.sampling.job import Job
 from steps.sampling.play import play, sampler
-from steps.sampling.rivals import Opponent
+from tests.addons.pictures.test_engine import measured
 from tests.conftest import ROOT
-from tests.sampling.test_pictures import measured
 from tests.support import seeing
 
 ONLOOKER = "tests.support.agents.onlooker"

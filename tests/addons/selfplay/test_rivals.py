@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
+from addons.selfplay import rivals
+from addons.selfplay.section import Opponent
 from environments.base import Message, Scenario, count_errors, use, words
 from environments.email_search import EmailSearch
 from environments.tic_tac_toe import TicTacToe, opening
 from environments.tic_tac_toe.rules import show
 from steps.core import ports
 from steps.core.errors import UserError
-from steps.core.params import Opponent, Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
+from steps.core.params import Params, Policy, Rollout, RolloutParams, Scenarios, ScenariosParams
 from steps.core.records import Trajectory, read_records
 from steps.policy.adapter import adapter_hash
 from steps.rollout import rollout
-from steps.sampling import episodes, rivals
+from steps.sampling import episodes
 from steps.sampling.job import Job
 from steps.sampling.turns import Sampled
 from steps.scenarios import scenarios
@@ -259,7 +261,7 @@ def check(folder: str) -> None:
     other = touched(to / "adapter", to / "other", 0.05)
 
     def stage(name: str, opponent: Path | None, asked: Opponent | None) -> tuple[bytes, Any]:
-        limits = Rollout(scenarios=4, attempts=2, max_tokens=32, opponent=asked)
+        limits = Rollout.model_validate({"scenarios": 4, "attempts": 2, "max_tokens": 32, "opponent": asked})
         params = RolloutParams(task="tic_tac_toe", seed=1, policy=POLICY, rollout=limits)
         rollout(
             DATA,
@@ -296,6 +298,6 @@ def check(folder: str) -> None:
 @pytest.mark.nightly  # seats and turns are tested above; this is that the engine takes two adapters
 def test_self_play_on_the_real_engine(tmp_path: Path) -> None:
     """In a process of its own: it would keep this one's only engine."""
-    text = f"from tests.sampling import test_rivals as t; t.check({os.fspath(tmp_path)!r})"
+    text = f"from tests.addons.selfplay import test_rivals as t; t.check({os.fspath(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]

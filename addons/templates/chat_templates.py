@@ -8,10 +8,7 @@ no tools as the model's own template does.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from string import Template
-
-from steps.core.errors import UserError
 
 TOOLS_INTRODUCTION = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -100,17 +97,26 @@ $written
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- assistant -}}{%- endif -%}
 """).substitute(PARTS)
-LLAMA3 = """{%- set system = '<|start_header_id|>system<|end_header_id|>\\n\\n' -%}
+LLAMA3 = (
+    """{%- set system = '<|start_header_id|>system<|end_header_id|>\\n\\n' -%}
 {%- set user = '<|start_header_id|>user<|end_header_id|>\\n\\n' -%}
 {%- set assistant = '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -%}
 {%- set end_of_user = '<|eot_id|>' -%}{%- set end_of_assistant = '<|eot_id|>' -%}
 """
-GEMMA = """{%- set user = '<start_of_turn>user\\n' -%}{%- set assistant = '<start_of_turn>model\\n' -%}
+    + MARKED
+)
+GEMMA = (
+    """{%- set user = '<start_of_turn>user\\n' -%}{%- set assistant = '<start_of_turn>model\\n' -%}
 {%- set end_of_user = '<end_of_turn>\\n' -%}{%- set end_of_assistant = '<end_of_turn>\\n' -%}
 """
-MISTRAL = """{%- set user = '[INST] ' -%}{%- set assistant = '' -%}
+    + MARKED
+)
+MISTRAL = (
+    """{%- set user = '[INST] ' -%}{%- set assistant = '' -%}
 {%- set end_of_user = ' [/INST]' -%}{%- set end_of_assistant = eos_token -%}
 """
+    + MARKED
+)
 SMOLLM2_OWN = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 ' }}{% endif %}{{'<|im_start|>' + message['role'] + '
@@ -118,24 +124,3 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""  # as the model brings it, letter by letter
 SMOLLM2 = f"{{%- if tools -%}}\n{CHATML}{{%- else -%}}\n{SMOLLM2_OWN}{{%- endif -%}}\n"
-TEMPLATES = {
-    "chatml": CHATML,
-    "llama3": LLAMA3 + MARKED,
-    "gemma": GEMMA + MARKED,
-    "mistral": MISTRAL + MARKED,
-    "smollm2": SMOLLM2,
-    "chatml-vision": CHATML_VISION,
-}
-
-
-def template(name: str) -> str:
-    """The template with this name, or the text of the file. UserError where there is neither."""
-    if name in TEMPLATES:
-        return TEMPLATES[name]
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
-        raise UserError(
-            f"policy.chat_template: {name!r} is neither a file that can be read ({type(problem).__name__}) nor one of the "
-            f"templates {', '.join(TEMPLATES)}"
-        ) from None

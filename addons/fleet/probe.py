@@ -1,6 +1,6 @@
 """The probe of an adapter: what the trainer makes of a fixed text, by which a server shows what it serves.
 
-Of a policy of kind `server`, the trainer writes probe.json beside each adapter (steps/training/probe.py), and every server
+Of a policy of kind `server`, the trainer writes probe.json beside each adapter (`of_trainer`), and every server
 is asked for the same (addons/fleet/servers.py): the most probable next tokens at a few places of the text. The adapter's
 hash does not cover the file. vLLM's `prompt_logprobs`, which would give all places at once, are not used: beside other
 requests to adapters they end its engine on a CPU (vLLM 0.32).
@@ -12,9 +12,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.errors import UserError
+from steps.core.params_update import Update
+from steps.core.records import Row
+from steps.policy.loading import load_tokenizer
+from steps.policy.machine import deterministic
+from steps.training import packing
+
+if TYPE_CHECKING:
+    from steps.core.params import Policy
 
 FILE = "probe.json"
 # Prose, a list, a call in JSON and figures: an adapter that changes something changes some of it.
@@ -45,6 +53,25 @@ def places(ids: Sequence[int]) -> list[int]:
 def token_ids(tokenizer: Any) -> tuple[int, ...]:
     """The probe's text in a policy's tokens."""
     return tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+
+
+def of_trainer(folder: Path, model: Any, policy: Policy, layers: int, dtype: Any, device: Any) -> None:
+    """Write the probe of a trainer's model beside its adapter in `folder`."""
+    import torch
+
+    ids = token_ids(load_tokenizer(policy))
+    row = Row([*ids, ids[0]], [0] + [1] * len(ids), [0.0] * (len(ids) + 1))  # each place has a token after it
+    with torch.no_grad(), deterministic(policy.deterministic):
+        packed = packing.pack([row], dtype, device)
+        causal = model.get_base_model()
+        hidden = causal.get_decoder()(
+            input_ids=packed.ids, position_ids=packed.positions, packed=packed, use_cache=False
+        ).last_hidden_state.squeeze(0)  # [U, W]
+        chosen = packed.before[torch.tensor([place - 1 for place in places(ids)], device=hidden.device)]
+        logits = causal.get_output_embeddings()(hidden[chosen]).float()  # [places, V]
+        logprobs, tokens = torch.log_softmax(logits, -1).topk(TOP)
+    limit = Update().of_dtype(policy.dtype).sampler_limit(layers)
+    write(folder, Probe(ids, tuple(tokens.tolist()), tuple(logprobs.tolist()), limit))
 
 
 def write(folder: Path, probe: Probe) -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from environments.kit.scenarios import shuffled
+from environments.kit.seeds import shuffled
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 300, 20_000])

@@ -44,16 +44,14 @@ _bases: WeakValueDictionary[str, Base] = WeakValueDictionary()
 
 def of_engine(policy: Policy, llm: Any) -> None:
     """Share the weights of this engine (vLLM's LLMEngine) with the trainer that there is, or will be."""
-    if policy.share_weights:
-        [_engines[policy.model_dump_json()]] = llm.apply_model(lambda model: model)
-        _share(policy)
+    [_engines[policy.model_dump_json()]] = llm.apply_model(lambda model: model)
+    _share(policy)
 
 
 def of_trainer(policy: Policy, base: Base) -> None:
     """Share the weights of the engine that there is, or will be, with this trainer."""
-    if policy.share_weights:
-        _bases[policy.model_dump_json()] = base
-        _share(policy)
+    _bases[policy.model_dump_json()] = base
+    _share(policy)
 
 
 def _share(policy: Policy) -> None:

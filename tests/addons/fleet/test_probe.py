@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from addons.fleet import probe
+from addons.fleet.probe import Probe
 from steps.core.errors import UserError
-from steps.policy import probe
-from steps.policy.probe import Probe
 
 
 def table(shift: float = 0.0) -> list[dict[int, float]]:

@@ -16,22 +16,21 @@ then those of the opponent.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addons.selfplay import section
 from environments.base import Env, Message
 from environments.kit.two_sided import TwoSided
 from steps.core.errors import UserError
+from steps.core.progress import say
+from steps.policy.adapter import adapter_hash
 
 if TYPE_CHECKING:
-    from steps.policy.chat import Chat
     from steps.sampling.episodes import Episode
+    from steps.sampling.job import Job
     from steps.sampling.turns import Sampled
-
-
-def key_of(sampled: Sampled) -> tuple[int, bool]:
-    """(the episode of a finished turn, whether it is the opponent's)."""
-    return (sampled.key, False) if sampled.key >= 0 else (~sampled.key, True)
 
 
 def seat(env: type[Env], opponent: str | None) -> type[TwoSided]:
@@ -62,6 +61,35 @@ class Opponent(NamedTuple):
     adapter: Path | None
     counts: Counter[str]  # of the adapter's moves, and of those that were `replaced` by random ones
 
+    def check(self, env: type[Env]) -> None:
+        """UserError where the opponent cannot take a seat in this environment."""
+        seat(env, self.name)
+
+    def sit_down(self, job: Job, episodes: Sequence[Episode]) -> Rival | None:
+        """Take the other side of each episode. What samples an adapter's moves; None: a scripted opponent makes its own."""
+        for episode in episodes:
+            two_sided(episode).against(self.name)
+        return None if self.adapter is None else Rival(job.policy.context, job.max_tokens, self.counts)
+
+    def described(self) -> dict[str, Any]:
+        """For drawn.json: the name, or the adapter's hash and how many of its moves random ones replaced."""
+        if self.adapter is None:
+            return {"name": self.name}
+        name, moves, replaced = adapter_hash(self.adapter), self.counts["moves"], self.counts["replaced"]
+        say(f"opponent: adapter {name}, {moves} moves, {replaced} of them illegal and replaced by random ones")
+        return {"adapter": name, "moves": moves, "replaced": replaced}
+
+
+def seated(asked: section.Opponent, adapter: Path | None) -> Opponent:
+    """The opponent of rollout.opponent; `adapter` is the one that chain.yaml names. UserError where it names none."""
+    if not asked.is_adapter:
+        return Opponent(asked.player, None, Counter())
+    if adapter is None:
+        raise UserError(
+            f"rollout.opponent.player: {asked.player} needs --opponent: the folder of the opponent's adapter"
+        )
+    return Opponent(None, adapter, Counter())
+
 
 class Rival:
     """The opponent of a batch, and its chats by episode."""
@@ -84,7 +112,8 @@ class Rival:
 
     def hear(self, key: int, episode: Episode, sampled: Sampled) -> list[Message]:
         """Make the opponent's move in the game; the observations of the policy's turn."""
-        turn = self.parse(episode.chat, sampled)
+        is_whole = sampled.finish_reason == "stop"  # and not cut off
+        turn = episode.chat.parse(sampled.completion_ids).message if is_whole else None
         answers, is_legal = two_sided(episode).close(turn)
         self.counts["moves"] += 1
         if is_legal and turn is not None:
@@ -95,16 +124,7 @@ class Rival:
             self.chats.pop(key, None)
         return answers
 
-    def parse(self, chat: Chat, sampled: Sampled) -> Message | None:
-        """A sampled turn as a message; None where it was cut off."""
-        return chat.parse(sampled.completion_ids).message if sampled.finish_reason == "stop" else None
-
 
 def two_sided(episode: Episode) -> TwoSided:
     assert isinstance(episode.env, TwoSided)
     return episode.env
-
-
-def is_waiting(episode: Episode) -> bool:
-    """Whether it is the other side's turn, which another policy plays."""
-    return isinstance(episode.env, TwoSided) and episode.env.waits

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from addons.pictures.rows import layout
 from steps.core.pictures import Shown
 from steps.core.records import Row
 from steps.policy.loading import load_vision
 from steps.training import packing
 from steps.training.grpo import Trainer
-from steps.training.pictures import layout
 from tests.support import seeing, tiny
 
 Made = tuple[Any, Trainer, Path]
@@ -39,7 +39,7 @@ def test_logprobs_and_gradient_of_packed_rows_are_transformers_own(made: Made) -
     import torch
 
     policy, trainer, folder = made
-    vision = load_vision(policy)
+    vision: Any = load_vision(policy)
     rows = seeing.random_rows(policy, 24, seed=3)
     packed = packing.pack(rows, torch.float32, vision=vision)
     assert packed.ids.shape[1] < sum(len(row.ids) for row in rows)  # some tokens are shared
@@ -66,7 +66,7 @@ def test_other_pictures_give_other_logprobs(made: Made) -> None:
     import torch
 
     policy, trainer, _ = made
-    vision = load_vision(policy)
+    vision: Any = load_vision(policy)
     row = next(row for row in seeing.random_rows(policy, 8, seed=5) if len(row.pictures) == 1)
     [shown] = row.pictures
     name, data = seeing.pictures.checked(seeing.picture(99))
@@ -83,7 +83,7 @@ def test_positions_are_those_that_transformers_finds(made: Made) -> None:
     import torch
 
     policy, trainer, _ = made
-    vision = load_vision(policy)
+    vision: Any = load_vision(policy)
     assert vision is not None
     for row in (row for row in seeing.random_rows(policy, 8, seed=6) if row.pictures):
         kinds = torch.zeros(1, len(row.ids), dtype=torch.int)
@@ -93,7 +93,6 @@ def test_positions_are_those_that_transformers_finds(made: Made) -> None:
         model = trainer.model.get_base_model().model
         expected, _ = model.get_rope_index(torch.tensor([row.ids]), mm_token_type_ids=kinds, image_grid_thw=grids)
         found = layout([row], vision)
-        assert found is not None
         assert found.positions[0].tolist() == expected[:, 0].tolist()
 
 
@@ -102,12 +101,11 @@ def test_a_picture_of_another_length_is_an_error(made: Made) -> None:
     row = next(row for row in seeing.random_rows(policy, 8, seed=5) if len(row.pictures) == 1)
     shorter = row._replace(pictures=(row.pictures[0]._replace(length=1),))
     with pytest.raises(ValueError, match="was read into 1 tokens"):
-        layout([shorter], load_vision(policy))
+        packing.pack([shorter], vision=load_vision(policy))
     with pytest.raises(ValueError, match="need the image processor"):
-        layout([row], None)
+        packing.pack([row])
 
 
 def test_rows_without_pictures_are_packed_as_before(made: Made) -> None:
     rows = [Row([1, 2, 3], [0, 1, 1], [0.0] * 3), Row([1, 2, 4], [0, 1, 1], [0.0] * 3)]
-    assert layout(rows, None) is None
     assert packing.pack(rows).pictures is None

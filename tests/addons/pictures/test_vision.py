@@ -11,8 +11,7 @@ from environments.base import Message, Scenario
 from environments.kit.pictures import apart, checked, hashes, with_pictures
 from steps.core.errors import UserError
 from steps.core.params import Policy
-from steps.policy import pictures
-from steps.policy.loading import load_chat, load_vision
+from steps.policy.loading import blind, check_sight, load_chat, load_vision
 from tests.support import seeing
 from tests.support.lookup import Lookup
 
@@ -33,7 +32,7 @@ def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Mad
     chat = load_chat(policy, seeing.Colours)
     messages, bytes_of = two("Here: ", " what is it?")
     prompt = chat.prompt(messages, bytes_of)
-    vision = load_vision(policy)
+    vision: Any = load_vision(policy)
     assert vision is not None
     for shown, name in zip(prompt.pictures, hashes(messages), strict=True):
         assert shown.sha256 == name
@@ -48,7 +47,7 @@ def test_a_prompt_has_each_pictures_tokens_where_the_template_shows_it(made: Mad
 
 @pytest.mark.parametrize("size", [(60, 90), (1, 1), (7, 1300), (400, 401), (2000, 10), (56, 56)])
 def test_the_length_is_that_of_the_vision_towers_result(made: Made, size: tuple[int, int]) -> None:
-    vision = load_vision(made[1])
+    vision: Any = load_vision(made[1])
     assert vision is not None
     name, data = checked(seeing.picture(3, *size))
     features = vision.of(name, data)
@@ -61,7 +60,7 @@ def test_texts_from_outside_show_no_picture_of_their_own(made: Made) -> None:
     messages, bytes_of = two("<|image_pad|><|im_end|>", "<|vision_start|><|image_pad|>")
     prompt = chat.prompt(messages, bytes_of)
     assert len(prompt.pictures) == 2
-    vision = load_vision(made[1])
+    vision: Any = load_vision(made[1])
     assert vision is not None
     assert prompt.ids.count(vision.token) == sum(shown.length for shown in prompt.pictures)
 
@@ -72,7 +71,7 @@ def test_what_follows_a_turn_may_show_pictures(made: Made) -> None:
     suffix = chat.suffix_ids([after], {"role": "assistant", "content": "Well."})
     prompt = chat.expanded(suffix, [after], bytes_of, start=100)
     [shown] = prompt.pictures
-    vision = load_vision(made[1])
+    vision: Any = load_vision(made[1])
     assert vision is not None
     assert prompt.ids[shown.start - 100] == vision.token
     assert shown.start - 100 == suffix.index(vision.token)
@@ -118,14 +117,14 @@ def test_a_policy_that_sees_none_refuses_them_with_what_to_do() -> None:
         chat.suffix_ids(messages[1:], {"role": "assistant", "content": "Well."})
     scenario = Scenario.make("t", "train", [seeing.asked(1, "What?")], {})
     with pytest.raises(UserError, match=f"scenario {scenario.id} shows a picture: the policy .* sees no pictures"):
-        pictures.check(Policy(), [scenario], is_seeing=False)
-    pictures.check(Policy(), [Scenario.make("t", "train", [], {})], is_seeing=False)
+        check_sight(Policy(), [scenario], is_seeing=False)
+    check_sight(Policy(), [Scenario.make("t", "train", [], {})], is_seeing=False)
 
 
 def test_only_engines_in_this_process_are_shown_pictures(made: Made) -> None:
     elsewhere = made[1].model_copy(update={"kind": "server", "servers": Servers()})
     assert load_vision(elsewhere) is None
-    assert "policy.kind: vllm alone, and it is server" in pictures.blind(elsewhere)
+    assert "policy.kind: vllm alone, and it is server" in blind(elsewhere)
 
 
 def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
@@ -138,10 +137,10 @@ def test_vllms_server_is_not_started_with_a_model_that_sees(made: Made) -> None:
 def test_the_numbers_of_a_few_pictures_are_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     vision: Any = load_vision(made[1])
     shown = [checked(seeing.picture(number)) for number in range(3)]
-    monkeypatch.setattr(pictures, "KEPT", 2 * vision.of(*shown[0]).pixels.nbytes)
+    monkeypatch.setattr("addons.pictures.vision.KEPT", 2 * vision.of(*shown[0]).pixels.nbytes)
     for name, data in shown:
         vision.of(name, data)
     assert list(vision.features) == [name for name, _ in shown[1:]]
     assert vision.of(*shown[1]) is vision.of(*shown[1])
-    monkeypatch.setattr(pictures, "KEPT", 1)
+    monkeypatch.setattr("addons.pictures.vision.KEPT", 1)
     assert len(vision.of(*shown[0])) == len(vision.features) + 1 == 2

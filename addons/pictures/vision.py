@@ -7,17 +7,17 @@ image processor (transformers', on PIL and numpy) serves sampler and trainer, so
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addons.pictures import engine, rows
 from environments.base import Message
 from environments.kit import pictures
-from steps.core.errors import UserError
 from steps.core.pictures import Shown
 
 if TYPE_CHECKING:
-    from environments.base import Scenario
     from steps.core.params import Policy
+    from steps.core.records import Row
 
 FAMILIES = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
 KEPT = 2**29  # bytes of pictures' numbers that are kept: those of a batch are asked for again and again
@@ -33,7 +33,8 @@ class Features(NamedTuple):
 class Vision:
     """The image processor of a model that sees."""
 
-    def __init__(self, processor: Any, token: int, side: int) -> None:
+    def __init__(self, architecture: str, processor: Any, token: int, side: int) -> None:
+        self.architecture = architecture
         self.processor, self.token, self.side = processor, token, side  # `side`: patches of a token, in each direction
         self.features: OrderedDict[str, Features] = OrderedDict()
         self.lengths: dict[str, int] = {}
@@ -80,46 +81,25 @@ class Vision:
             done = place + 1
         return [*made, *ids[done:]], tuple(shown)
 
+    def arguments(self, policy: Policy) -> dict[str, Any]:
+        """vLLM's arguments for the model, for which this process is prepared."""
+        return engine.arguments(policy, self)
 
-def blind(policy: Policy) -> str:
-    """Why a policy is shown no pictures, and what to do: a sentence."""
-    if policy.kind != "vllm":
-        return f"pictures are shown by policy.kind: vllm alone, and it is {policy.kind}; set it to vllm"
-    return (
-        f"the policy ({policy.base_model}) sees no pictures; set policy.base_model to a model of the families "
-        "Qwen2.5-VL or Qwen3-VL, or leave the pictures out"
-    )
+    def prompt(self, ids: Sequence[int], shown: Sequence[Shown]) -> dict[str, Any]:
+        """A request's prompt for vLLM, with the numbers of its pictures, which have their bytes."""
+        return engine.prompt(ids, shown, self)
 
-
-def config(policy: Policy) -> Any:
-    """transformers' configuration of a base model that it loads (steps.policy.loading.local)."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(policy.base_model, revision=policy.revision, trust_remote_code=False)
+    def layout(self, shown: Sequence[Row]) -> rows.Layout:
+        """Where rows show pictures, before they are packed."""
+        return rows.layout(shown, self)
 
 
-def family(policy: Policy) -> str | None:
-    """The architecture of a base model that sees, in FAMILIES; None for another, and for a folder without configuration."""
-    from transformers import PreTrainedConfig
-
-    fields, _ = PreTrainedConfig.get_config_dict(policy.base_model, revision=policy.revision)
-    return FAMILIES.get(fields.get("model_type", ""))
-
-
-def check(policy: Policy, scenarios: Iterable[Scenario], is_seeing: bool) -> None:
-    """UserError where a scenario shows pictures and the policy sees none."""
-    if not is_seeing and (shown := next((each for each in scenarios if each.pictures), None)):
-        raise UserError(f"scenario {shown.id} shows a picture: {blind(policy)}")
-
-
-def load(policy: Policy) -> Vision | None:
-    """The image processor of the policy's base model; None where it sees no pictures."""
-    if family(policy) is None:
-        return None
-    from transformers import AutoImageProcessor
+def load(policy: Policy) -> Vision:
+    """The image processor of a base model of FAMILIES that transformers loads (steps.policy.loading.local)."""
+    from transformers import AutoConfig, AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(
         policy.base_model, revision=policy.revision, backend="pil", trust_remote_code=False
     )
-    whole = config(policy)
-    return Vision(processor, whole.image_token_id, whole.vision_config.spatial_merge_size)
+    whole = AutoConfig.from_pretrained(policy.base_model, revision=policy.revision, trust_remote_code=False)
+    return Vision(FAMILIES[whole.model_type], processor, whole.image_token_id, whole.vision_config.spatial_merge_size)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from addons.pictures import engine
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout
 from steps.policy.loading import load_vision
-from steps.policy.pictures import family
-from steps.sampling import pictures_engine
 from tests.conftest import ROOT, python, run
 from tests.support import seeing
 
@@ -58,5 +57,6 @@ def test_a_stage_whose_policy_sees_none_ends_before_it_samples() -> None:
 )
 def test_settings_that_such_models_do_not_have_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     policy = seeing.make("qwen3-vl", tmp_path).model_copy(update=change)
+    vision: Any = load_vision(policy)
     with pytest.raises(UserError, match=rf"policy.{next(iter(change))}: .* sees pictures, and such models are"):
-        pictures_engine.arguments(policy, family(policy), load_vision(policy))
+        engine.arguments(policy, vision)

@@ -1,6 +1,6 @@
 """Trainer and engine with the same tensors of the base model (policy.share_weights): vLLM's CPU engine, for real.
 
-`python -m tests.training.test_sharing FOLDER share` prints what one process sampled and learnt with the model in
+`python -m tests.addons.sharing.test_weights FOLDER share` prints what one process sampled and learnt with the model in
 FOLDER/../base; without `share`, with a copy for each side.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from addons.sharing import weights as sharing
 from steps.core.errors import UserError
 from steps.core.params import Lora, Policy, Update
-from steps.policy import sharing
 from tests.conftest import ROOT
 from tests.support import families, tiny
 
@@ -102,7 +102,7 @@ def test_an_update_with_the_engines_tensors_is_the_same(tmp_path: Path) -> None:
         folder = tmp_path / "".join(["run", *words])
         folder.mkdir()
         done = subprocess.run(
-            [sys.executable, "-m", "tests.training.test_sharing", os.fspath(folder), *words],
+            [sys.executable, "-m", "tests.addons.sharing.test_weights", os.fspath(folder), *words],
             cwd=folder, env=os.environ | {"PYTHONPATH": os.fspath(ROOT)}, capture_output=True, text=True, timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]

@@ -11,15 +11,15 @@ of its sides. Shapes: T tokens of a row, U unique tokens, M of them in pictures,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from addons.pictures.vision import Vision
     from steps.core.records import Row
-    from steps.policy.pictures import Vision
 
 
 class Layout(NamedTuple):
@@ -31,6 +31,19 @@ class Layout(NamedTuple):
     pixels: torch.Tensor  # of all different pictures, one after another
     grids: torch.Tensor  # [pictures, 3]
 
+    def packed(self, paths: Sequence[np.ndarray], total: int, tensor: Callable[..., torch.Tensor]) -> Pictures:
+        """The pictures among `total` unique tokens, of which each row has those of its path [T]. `tensor` brings numbers to
+        the model's device."""
+        import numpy as np
+        import torch
+
+        turned, sources = np.zeros((3, total), np.int64), np.full(total, -1)
+        for path, angles, source in zip(paths, self.positions, self.sources, strict=True):
+            turned[:, path], sources[path] = angles, source
+        at = np.nonzero(sources >= 0)[0]
+        places = tensor(turned)[:, None], tensor(at), tensor(sources[at])
+        return Pictures(*places, tensor(self.pixels, torch.float32), tensor(self.grids))
+
 
 class Pictures(NamedTuple):
     """The pictures among the unique tokens."""
@@ -41,17 +54,30 @@ class Pictures(NamedTuple):
     pixels: torch.Tensor
     grids: torch.Tensor
 
+    def inputs(self, causal: Any, ids: torch.Tensor) -> dict[str, Any]:
+        """What a model's decoder takes in place of its unique tokens [1, U]."""
+        import torch
 
-def layout(rows: Sequence[Row], vision: Vision | None) -> Layout | None:
-    """Where the rows show pictures; None where they show none. ValueError for pictures without `vision`."""
+        with torch.no_grad():
+            seen = causal.model.get_image_features(self.pixels, self.grids, return_dict=True)
+            embedded = causal.get_input_embeddings()(ids)  # [1, U, W]
+            results = torch.cat(list(seen.pooler_output)).to(embedded.dtype)
+            embedded = embedded.index_copy(1, self.places, results[self.sources][None])
+        inputs: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": self.positions}
+        if (deeper := getattr(seen, "deepstack_features", None)) is not None:
+            mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+            mask[0, self.places] = True
+            added = [torch.cat(list(each))[self.sources].to(embedded.dtype) for each in deeper]
+            inputs |= {"visual_pos_masks": mask, "deepstack_visual_embeds": added}
+        return inputs
+
+
+def layout(rows: Sequence[Row], vision: Vision) -> Layout:
+    """Where the rows show pictures."""
     import numpy as np
     import torch
 
     bytes_of = {each.sha256: each.data for row in rows for each in row.pictures}
-    if not bytes_of:
-        return None
-    if vision is None:
-        raise ValueError("rows with pictures need the image processor of the model that is trained")
     names = sorted(bytes_of)
     features = [vision.of(name, bytes_of[name]) for name in names]
     lengths = [int(each.grid.prod()) // vision.side**2 for each in features]
@@ -86,21 +112,3 @@ def row_positions(row: Row, sides: Sequence[Sequence[int]]) -> np.ndarray:
         position, done = position + max(height, width), each.start + each.length
     parts.append(np.broadcast_to(np.arange(len(row.ids) - done) + position, (3, len(row.ids) - done)))
     return np.concatenate(parts, axis=1)
-
-
-def decoder_inputs(causal: Any, ids: torch.Tensor, pictures: Pictures) -> dict[str, Any]:
-    """What a model's decoder takes in place of its unique tokens [1, U]."""
-    import torch
-
-    with torch.no_grad():
-        seen = causal.model.get_image_features(pictures.pixels, pictures.grids, return_dict=True)
-        embedded = causal.get_input_embeddings()(ids)  # [1, U, W]
-        results = torch.cat(list(seen.pooler_output)).to(embedded.dtype)
-        embedded = embedded.index_copy(1, pictures.places, results[pictures.sources][None])
-    inputs: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": pictures.positions}
-    if (deeper := getattr(seen, "deepstack_features", None)) is not None:
-        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
-        mask[0, pictures.places] = True
-        added = [torch.cat(list(each))[pictures.sources].to(embedded.dtype) for each in deeper]
-        inputs |= {"visual_pos_masks": mask, "deepstack_visual_embeds": added}
-    return inputs

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from addons.agents.grammar import FREE, Grammars
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.core.records import Row, Stretch
 from steps.policy.loading import load_tokenizer
 from steps.training import packing
-from steps.training.grammar import FREE, Grammars
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
 from tests.support.tiny import moved, plain_logits, relative, twin, weights

@@ -17,8 +17,8 @@ from steps.core.errors import UserError
 from steps.core.pictures import Shown
 
 if TYPE_CHECKING:
+    from addons.pictures.vision import Vision
     from steps.core.params import Policy
-    from steps.policy.pictures import Vision
 
 MODULES = {  # of vLLM, by the architecture
     "Qwen2_5_VLForConditionalGeneration": "vllm.model_executor.models.qwen2_5_vl",
@@ -27,10 +27,8 @@ MODULES = {  # of vLLM, by the architecture
 MOST = 64  # pictures of a prompt, as vLLM plans for them
 
 
-def arguments(policy: Policy, architecture: str | None, vision: Vision | None) -> dict[str, Any]:
-    """vLLM's arguments for a model of this architecture that sees; none for another. Prepares this process for it."""
-    if architecture is None or vision is None:
-        return {}
+def arguments(policy: Policy, vision: Vision) -> dict[str, Any]:
+    """vLLM's arguments for a model that sees. Prepares this process for it."""
     if policy.tensor_parallel > 1:  # its processes would import torchvision
         raise UserError(
             f"policy.tensor_parallel: {policy.base_model} sees pictures, and such models are sampled on one GPU; set it to 1"
@@ -40,7 +38,7 @@ def arguments(policy: Policy, architecture: str | None, vision: Vision | None) -
         raise UserError(
             f"policy.{name}: {policy.base_model} sees pictures, and such models are sampled in their own format; take it out"
         )
-    use(architecture, vision)
+    use(vision)
     return {
         "limit_mm_per_prompt": {"image": MOST, "video": 0},
         "skip_mm_profiling": True,  # it would have vLLM's own processor read a picture
@@ -48,8 +46,8 @@ def arguments(policy: Policy, architecture: str | None, vision: Vision | None) -
     }
 
 
-def use(architecture: str, vision: Vision) -> None:
-    """Have vLLM load this architecture without torchvision."""
+def use(vision: Vision) -> None:
+    """Have vLLM load the model without torchvision."""
     import importlib
 
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as pil
@@ -73,7 +71,8 @@ def use(architecture: str, vision: Vision) -> None:
         return made
 
     context.InputProcessingContext.get_hf_processor = processor
-    ModelRegistry.register_model(architecture, getattr(importlib.import_module(MODULES[architecture]), architecture))
+    module = importlib.import_module(MODULES[vision.architecture])
+    ModelRegistry.register_model(vision.architecture, getattr(module, vision.architecture))
 
 
 def stand_in(name: str, names: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Base models that see pictures."""

@@ -1,0 +1,1 @@
+"""Another adapter on the other side of a game."""

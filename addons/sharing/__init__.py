@@ -1,0 +1,1 @@
+"""One copy of the base weights for engine and trainer."""

@@ -1,0 +1,1 @@
+"""Chat templates with tools, by name."""
