@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from environments.kit.shares import PLUS
 
 # What makes the class of a task that is no module of its own here: each is imported where a task needs it, and by its name.
-SEVERAL, PACKAGES, AGENTS = "environments.kit.mixed", "environments.bridges.packages", "environments.kit.agents"
+SEVERAL, PACKAGES, AGENTS = "kit.mixed", "bridges.packages", "kit.agents"
 NO_TASKS = {"base", "kit", "bridges", "mcp"}
 # A module with an agent (a function `rollout` in place of an Env), or with an MCP server's tools.
 NO_TOOLS = re.compile(r"^((async )?def rollout\(|class \w+\(Mcp\))", re.MULTILINE)
@@ -78,6 +78,11 @@ def no_task(name: str) -> str:
     return f"there is no task {name}{question} The tasks are {', '.join(names)}; `make new-task NAME=…` makes another"
 
 
+def made_by(name: str) -> Any:
+    """One of the three modules."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
 def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
     """The environment class of a task, or of several with these weights. A ModuleNotFoundError or ValueError says what is
     missing and where."""
@@ -85,10 +90,10 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
 
     made: type[Env]
     if PLUS in task:
-        made = importlib.import_module(SEVERAL).mixed(load, task.split(PLUS), weights)
+        made = made_by(SEVERAL).mixed(load, task.split(PLUS), weights)
         return made
     if ":" in task:
-        made = importlib.import_module(PACKAGES).load(task)
+        made = made_by(PACKAGES).load(task)
         return made
     name = task if "." in task else f"environments.{task}"
     try:
@@ -107,7 +112,7 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == name
     ]
     if not classes and hasattr(module, "rollout"):
-        made = importlib.import_module(AGENTS).agent_env(module)
+        made = made_by(AGENTS).agent_env(module)
         return made
     if len(classes) != 1:
         raise ValueError(

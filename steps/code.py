@@ -24,8 +24,11 @@ from steps.runner.stage import Input, Output, main
 if TYPE_CHECKING:
     from steps.core.params import CodeParams
 
-# With what they import, this is what the stages import of the folder.
-EVERY_TASK = ("__init__.py", "kit/__init__.py", "kit/http_client.py")
+# With what they import, this is what the stages import of the folder; and what `load` imports by name.
+EVERY_TASK = tuple(
+    "__init__.py kit/__init__.py kit/http_client.py kit/agents.py kit/mixed.py bridges/packages.py".split()
+)
+OWN_POLICIES = ("tasks_data/embedded_policy", "tasks_data/general_policy")  # whose turns and model_type are known
 # Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
 # processes of this machine are started, ended, and kept from each other.
 SHOWN = "cores errors files masking progress readable secret_forms terminal"
@@ -68,6 +71,8 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
     from steps.core.section import at
     from steps.judging.judge import asked
 
+    own = (params.policy.chat_template, params.policy.tool_parser, params.policy.reasoning_parser)
+    is_known = params.policy.base_model in OWN_POLICIES and own == (None, None, None)
     is_agent = any(may_be_agent(environments, task) for task in params.tasks or [params.task])
     is_compared = (at(params, "score.ruler") or at(params, "evaluate.judge")) is not None
     return {
@@ -76,6 +81,9 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "launcher": [params.update.launcher],
         "processes": ["shared"] * (params.update.launcher != "none"),
         "weights": ["gguf"] * params.policy.is_gguf,
+        "family": [] if is_known else names("family"),
+        "turns": [] if is_known else names("turns"),
+        "vision": [] if is_known else names("vision"),
         "template": [params.policy.chat_template or ""],
         "sharing": ["weights"] * params.policy.share_weights,
         "grammar": ["xgrammar"] * is_agent,

@@ -72,7 +72,7 @@ def set_params(
         folder = path.parent / "tasks_data" / name
         if ":" in name and not folder.exists() and not dry_run:
             try:
-                importlib.import_module(environments.PACKAGES).write(name, folder)
+                environments.made_by(environments.PACKAGES).write(name, folder)
             except FileNotFoundError as problem:  # an agent's scenarios, which are the user's to write
                 raise UserError(str(problem)) from None
         is_project = path.with_name("dvc.yaml").exists()  # whose stages depend on it, whatever scores

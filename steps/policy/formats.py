@@ -50,8 +50,8 @@ def form_of(parser: str | None) -> Format | None:
 
 def tool_parser(written: str) -> str | None:
     """vLLM's tool parser for a turn that a template rendered with a call; None for a form that is not known here."""
-    known = ((name, form_of(name)) for name in ("hermes", *names("family")))
-    return next((name for name, form in known if form and re.search(form.sign, written)), None)
+    forms = ((name, form_of(name)) for name in ("hermes", *names("family")))
+    return next((name for name, form in forms if form and re.search(form.sign, written)), None)
 
 
 def reasoning_parser(prompt: str, written: str, tool_parser: str | None) -> str | None:

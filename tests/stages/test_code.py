@@ -84,6 +84,7 @@ def test_a_module_elsewhere_has_what_every_task_has() -> None:
 def test_an_import_is_found_however_it_is_written(tmp_path: Path, source: str) -> None:
     folder = tmp_path / "environments"
     (folder / "kit").mkdir(parents=True)
+    (folder / "bridges").mkdir()
     files = {
         **dict.fromkeys(EVERY, ""),
         "_helper": "from environments import _deeper",
@@ -99,6 +100,7 @@ def test_a_task_may_be_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "environments"
     (folder / "mine").mkdir(parents=True)
     (folder / "kit").mkdir()
+    (folder / "bridges").mkdir()
     files = {
         **dict.fromkeys(EVERY, ""),
         "base": "",
@@ -112,6 +114,7 @@ def test_a_task_may_be_a_folder(tmp_path: Path) -> None:
 
 def test_a_module_that_is_no_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "kit").mkdir()
+    (tmp_path / "bridges").mkdir()
     for name, text in {**dict.fromkeys(EVERY, ""), "mine": "x = 1\ndef f(:\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(UserError, match=r"mine\.py, line 2: "):
