@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_140,
+    "lines that the main job reaches": 23_144,
     "modules that the main job reaches": 159,
-    "lines with what it asks all add-ons for": 36_762,
-    "lines of the product": 71_304,
+    "lines with what it asks all add-ons for": 36_771,
+    "lines of the product": 71_313,
     "modules of the product": 496,
-    "lines of environments, steps and flows": 41_988,
+    "lines of environments, steps and flows": 41_992,
     "settings of the core": 111,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
