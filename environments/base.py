@@ -99,7 +99,6 @@ class Env(Players, ABC):
     # Of several tasks at once (environments/kit/mixed.py): their environments, by the name that a task's scenarios carry.
     task_classes: ClassVar[Mapping[str, type[Env]]] = {}
     done: bool = False
-    waits: bool = False  # for the other side of a game, which another policy plays (environments/kit/two_sided.py)
     limit: waiting.Limited | None = None  # seconds that a call may take, where answers overlap with sampling
     call_hint: str = "between <tool_call> and </tool_call>"  # how this policy writes a call, after "call one"
 
@@ -273,6 +272,11 @@ class Env(Players, ABC):
         """For how many engine steps sampling goes on while a turn is answered: `overlap`, or 8 if a tool is `async def`."""
         is_async = any(inspect.iscoroutinefunction(getattr(cls, name, None)) for name in cls.tools())
         return cls.overlap or (8 if is_async else 0)
+
+    @property
+    def awaits_rival(self) -> bool:
+        """Whether the other side of a game is to move, which another policy plays (environments/kit/two_sided.py)."""
+        return False
 
     def hear(self, text: str) -> list[Message]:
         """The answer to a turn in plain words, without a tool call. A task that takes its result this way sets `done`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+gc.disable()  # until all tests are collected
 ROOT = Path(__file__).parent.parent
 STORES = ["sqlite", "postgresql and s3"]  # of MLflow, for the fixture `here`
 SMALL: dict[str, dict[str, float | str]] = {  # a run of a minute or two
@@ -49,6 +51,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that with several processes (`-n 3`) the longest ones do not come last."""
     items.sort(key=lambda item: not has_slow_tests(item.path))  # stable: within both, the order stays
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has made stays to the end, so that no later collection of garbage goes through it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -374,6 +382,7 @@ class Project:
     def __init__(self, folder: Path, api: str) -> None:
         self.folder, self.api = folder, api
         self.interrupted: subprocess.CompletedProcess[str]
+        self.sampled_before: bytes  # the first batch of the run that was stopped; it is sampled again
         self.finished: subprocess.CompletedProcess[str]
 
     def train(self, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -386,12 +395,13 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> It
     project = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
     change_params(project.folder, SMALL)
     process = start(python("flows.train"), project.folder, PREFECT_API_URL=prefect_server)
-    until = time.monotonic() + 240
+    batch, until = project.folder / "run/001/trajectories.parquet", time.monotonic() + 240
     try:
-        while not (project.folder / "run/001/trajectories.parquet").exists():
+        while not batch.exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise AssertionError(f"no first batch: {process.communicate(timeout=240)}")
             time.sleep(0.05)
+        project.sampled_before = batch.read_bytes()
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=240)
     finally:

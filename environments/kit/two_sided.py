@@ -26,6 +26,7 @@ class TwoSided(Env):
 
     opponents: ClassVar[tuple[str, ...]] = ()  # the names of the scripted opponents
     opponent: str | None  # who plays the other side: one of `opponents`; None: another policy
+    waits = False  # for the other side's move
     _open: Sequence[Message] = ()  # the answers of the open turn
 
     def against(self, opponent: str | None) -> None:
@@ -44,6 +45,10 @@ class TwoSided(Env):
     def counter(self, turn: Message | None) -> tuple[str, bool]:
         """Make the other side's move: the first that its turn calls for, or a random legal one, by the scenario's seed,
         where that is none. Returns what the policy then observes, and whether the move was the turn's own."""
+
+    @property
+    def awaits_rival(self) -> bool:
+        return self.waits
 
     def step(self, message: Message, problems: Sequence[str] = ()) -> list[Message]:
         """As in every task. Where the other side is to move first, these are not the answers yet: `close` gives them."""

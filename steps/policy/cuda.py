@@ -64,6 +64,8 @@ def driver_version() -> str:
 
 def check_gpus(policy: Policy) -> None:
     """UserError where the policy needs GPUs, or packages for GPUs, that there are not. Nothing is loaded to find out."""
+    if policy.tensor_parallel == 1 and not policy.quantization and not policy.rollout_quantization:
+        return
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -96,7 +96,7 @@ class Episode:
         finally:
             self.times.append((self.asked, self.answered, time.perf_counter()))
         self.messages.append(action.message)
-        if not self.env.waits:
+        if not self.env.awaits_rival:
             self.observe(observations, action.is_cut_off)
 
     def observe(self, observations: Sequence[Message], is_cut_off: bool = False) -> None:
@@ -183,7 +183,7 @@ def play(job: Job, sampler: TurnSampler, chats: Mapping[str, Chat]) -> list[Traj
                     answer.result()
                 episode = episodes[taken]
                 with episode.recording_errors():
-                    if rival is not None and episode.stop_reason is None and episode.env.waits:
+                    if rival is not None and episode.stop_reason is None and episode.env.awaits_rival:
                         number = f"opponent {len(episode.turns)}"
                         rival.ask(sampler, taken, episode, turn_seed(job.seed, episode.scenario.id, 0, number))
                         continue

@@ -266,14 +266,23 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
     assert (stamps(project.folder).items() >= before.items(), lock(project.folder)) == (True, sampled)
 
 
-def test_an_iteration_that_is_made_again_has_the_same_hashes(project: Project, tmp_path: Path) -> None:
-    """Sampled, scored and trained on, in another folder."""
+def test_a_batch_that_is_sampled_again_by_another_worker_has_the_same_bytes(project: Project) -> None:
+    """The stopped run's worker had evaluated before; the next run's had just started."""
+    assert (project.folder / "run/001/trajectories.parquet").read_bytes() == project.sampled_before
+    log = (project.folder / LOG).read_text()
+    assert log.count("steps.rollout took") == 3, "the first batch was sampled twice"
+
+
+def test_an_update_that_is_made_again_has_the_same_hashes(project: Project, tmp_path: Path) -> None:
+    """Scored and trained on, in another folder."""
     folder = shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
-    shutil.rmtree(folder / "run/001")
-    shutil.rmtree(folder / ".dvc/cache")
-    again = run(["dvc", "repro", "update@001"], folder, seconds=600)
+    (folder / LOG).unlink()
+    words = ["dvc", "repro", "--force", "--single-item", "score@001", "update@001"]
+    again = run(words, folder, seconds=600)
     assert again.returncode == 0, again.stderr[-3000:]
     assert lock(folder) == lock(project.folder)
+    log = (folder / LOG).read_text()
+    assert [f"steps.{name} took" in log for name in ("rollout", "score", "update")] == [False, True, True]
     assert stop_workers(folder) == 1
 
 

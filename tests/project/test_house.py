@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 23_158,
-    "modules that the main job reaches": 159,
-    "lines with what it asks all add-ons for": 36_780,
-    "lines of the product": 71_369,
-    "modules of the product": 496,
-    "lines of environments, steps and flows": 42_006,
-    "settings of the core": 111,
+    "lines that the main job reaches": 20_530,
+    "modules that the main job reaches": 139,
+    "lines with what it asks all add-ons for": 35_104,
+    "lines of the product": 71_490,
+    "modules of the product": 505,
+    "lines of environments, steps and flows": 40_618,
+    "settings of the core": 109,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,

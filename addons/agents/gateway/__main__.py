@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.link import LONGEST
 from steps.core.errors import UserError, explain
+from steps.core.imports import hidden
 from steps.core.terminal import command_parser
 from steps.kit.sockets import listen
 
@@ -128,6 +129,10 @@ def main() -> int:
         listener = listening(os.environ.get(LISTEN) or "127.0.0.1:0", has_own_key)
         import uvloop
 
+        # Tokenizers need no torch, which takes six seconds of a core; the stage has converted a GGUF file, which does.
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+        with hidden("torch", "scipy", "sklearn"):
+            from transformers import AutoImageProcessor, AutoTokenizer  # noqa: F401
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options.socket, listener, os.environ[KEY]))
     except Exception as problem:

@@ -14,19 +14,22 @@ from addons.supervised.toolsets import ToolSet, toolsets
 from environments.base import is_error
 from environments.kit import tools
 
-SETS = list(itertools.islice(toolsets(1), 400))
+
+@pytest.fixture(scope="module")
+def sets() -> list[ToolSet]:
+    return list(itertools.islice(toolsets(1), 400))
 
 
 def functions(made: ToolSet) -> dict[str, Any]:
     return {tool["function"]["name"]: tool["function"] for tool in made.tools}
 
 
-def test_the_same_seed_gives_the_same_sets() -> None:
-    assert list(itertools.islice(toolsets(1), 20)) == SETS[:20]
-    assert next(toolsets(2)) != SETS[0]
+def test_the_same_seed_gives_the_same_sets(sets: list[ToolSet]) -> None:
+    assert list(itertools.islice(toolsets(1), 20)) == sets[:20]
+    assert next(toolsets(2)) != sets[0]
 
 
-def test_schemas_are_those_of_a_tasks_methods() -> None:
+def test_schemas_are_those_of_a_tasks_methods(sets: list[ToolSet]) -> None:
     class Example:
         def look(self, name: str, count: int, kinds: list[str], fast: bool = False) -> str:
             """Look something up.
@@ -41,7 +44,7 @@ def test_schemas_are_those_of_a_tasks_methods() -> None:
 
     written = tools.make_tool(Example.look).schema
     forms = {json.dumps(list(part)) for part in written["function"]["parameters"]["properties"].values()}
-    for made in SETS:
+    for made in sets:
         assert 0 <= len(made.tools) <= 5
         assert len(functions(made)) == len(made.tools), "two tools have one name"
         for tool in made.tools:
@@ -55,9 +58,9 @@ def test_schemas_are_those_of_a_tasks_methods() -> None:
             assert "{" not in tool["function"]["description"]
 
 
-def test_each_call_that_is_learnt_fits_its_tool_and_flawed_ones_are_answered_by_an_error() -> None:
+def test_each_call_that_is_learnt_fits_its_tool_and_flawed_ones_are_answered_by_an_error(sets: list[ToolSet]) -> None:
     flawed = 0
-    for made in SETS:
+    for made in sets:
         known = functions(made)
         for episode in made.episodes:
             assert episode[0]["role"] == "user"
@@ -75,10 +78,10 @@ def test_each_call_that_is_learnt_fits_its_tool_and_flawed_ones_are_answered_by_
     assert flawed > 50
 
 
-def test_values_stand_in_what_was_read_before_the_call() -> None:
+def test_values_stand_in_what_was_read_before_the_call(sets: list[ToolSet]) -> None:
     """Numbers at times in letters; booleans and choices are told in words."""
     copied = missing = 0
-    for made in SETS:
+    for made in sets:
         known = functions(made)
         for episode in made.episodes:
             for place, message in enumerate(episode):
@@ -96,12 +99,12 @@ def test_values_stand_in_what_was_read_before_the_call() -> None:
     assert missing == 0
 
 
-def test_there_are_episodes_of_one_to_five_turns_some_without_a_call() -> None:
-    turns = [sum(message["role"] == "assistant" for message in episode) for made in SETS for episode in made.episodes]
+def test_there_are_episodes_of_one_to_five_turns_some_without_a_call(sets: list[ToolSet]) -> None:
+    turns = [sum(message["role"] == "assistant" for message in episode) for made in sets for episode in made.episodes]
     assert {1, 2, 3} <= set(turns) <= set(range(1, 6))
-    assert any(not made.tools for made in SETS)
-    assert any(made.system for made in SETS)
-    assert any(not made.system for made in SETS)
+    assert any(not made.tools for made in sets)
+    assert any(made.system for made in sets)
+    assert any(not made.system for made in sets)
 
 
 @pytest.mark.parametrize("kind", words.VALUES)
