@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.imports import import_lean
 from steps.core.ports import bring, names
 from steps.policy import template_limits
 from steps.policy.chat import Chat, rendered_turn
@@ -186,6 +187,7 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     Its weights are read straight into the GPU's memory."""
     check_build()
     check_gpus(policy)
+    import_lean("torch", "transformers.models.auto.modeling_auto")
     import torch
     import transformers
 

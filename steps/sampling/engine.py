@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import FreshProcessNeeded, UserError
-from steps.core.imports import hidden, uncollected
+from steps.core.imports import import_lean
 from steps.core.ports import bring
 from steps.core.progress import part, say
 from steps.policy import cuda
@@ -89,9 +89,9 @@ class Engine:
             # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
             # many as OMP_NUM_THREADS says: sums would be rounded by it.
             use_threads(self.policy.threads)
-        with uncollected(), hidden("scipy", "sklearn"):  # 9 s of a core in place of 16
-            from vllm import EngineArgs, LLMEngine
-            from vllm.usage.usage_lib import UsageContext
+        import_lean("vllm.v1.engine.llm_engine")
+        from vllm import EngineArgs, LLMEngine
+        from vllm.usage.usage_lib import UsageContext
 
         # Sequences and tokens of a step: on a GPU those of vLLM's own class for batches (1,024 and 16,384 from 70 GB on, 256
         # and 8,192 on smaller cards and A100s); on a CPU 128 and 2,048.

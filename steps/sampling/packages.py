@@ -3,17 +3,13 @@ stage to run imports this module (`handover.start_ahead`)."""
 
 from __future__ import annotations
 
-import importlib
+from steps.core.imports import import_lean
 
-from steps.core.imports import hidden, uncollected
+import_lean("torch")
 
-UNUSED = ("mlflow", "scipy", "sklearn", "wandb")  # TRL and transformers import them where they are installed
+import torch  # noqa: E402
 
-with uncollected(), hidden(*UNUSED):
-    import torch
+from steps.sampling.engine import set_variables  # noqa: E402
 
-    from steps.sampling.engine import set_variables
-
-    set_variables(torch.cuda.is_available())
-    for package in ("peft", "trl.trainer.grpo_trainer", "vllm.v1.engine.llm_engine"):
-        importlib.import_module(package)
+set_variables(torch.cuda.is_available())
+import_lean("peft", "trl.trainer.grpo_trainer", "vllm.v1.engine.llm_engine")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.imports import import_lean
 from steps.core.params_loss import SAPO, VESPO
 from steps.core.stats import added
 from steps.training import packing
@@ -50,6 +51,12 @@ class TrlLoss:
         correction: Correction | None = None,
     ) -> None:
         """`correction` is given the micro-batches that come without a ratio, by this loss's own forward pass."""
+        import_lean("peft", "trl.trainer.grpo_trainer")
+        from trl import GRPOTrainer
+
+        self._compute_loss = GRPOTrainer._compute_loss
+        self.get_gamma_weights = GRPOTrainer.get_gamma_weights
+        self.get_off_policy_mask = GRPOTrainer.get_off_policy_mask
         self.model = model
         self.correction = correction
         self.temperature = temperature
@@ -88,14 +95,10 @@ class TrlLoss:
     def __call__(self, batch: dict[str, Any]) -> Any:
         """The loss of a micro-batch, a tensor. Its metrics are added to `meter`, but for those of a micro-batch that is
         there for other processes alone."""
-        from trl import GRPOTrainer
-
-        self.get_gamma_weights = GRPOTrainer.get_gamma_weights
-        self.get_off_policy_mask = GRPOTrainer.get_off_policy_mask
         self._batch = batch
         self._totals.clear()
         self._metrics["train"].clear()
-        loss = GRPOTrainer._compute_loss(self, self.model, batch)
+        loss = self._compute_loss(self, self.model, batch)
         if not batch.get("is_idle"):
             self._measure(loss)
         return loss

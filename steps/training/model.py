@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.imports import import_lean
 from steps.policy import loading
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
 
 def wrap(base: Any, policy: Policy) -> Any:
     """A base model with a fresh adapter, prepared for updates: packed attention, no dropout, faster layers."""
+    import_lean("peft")
     import torch
     from peft import LoraConfig, get_peft_model
 
