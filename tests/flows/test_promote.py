@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -249,6 +249,7 @@ def test_the_task_says_which_scenarios_are_alike(
 
     class Grouped:
         is_agent = False
+        task_classes: ClassVar[dict[str, Any]] = {}
         sources = ()
         key = "number"
 

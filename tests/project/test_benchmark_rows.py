@@ -80,7 +80,7 @@ ROWS |= {
     "batches": 3,
     "plan": 4,
     "fleet": 3,
-    "gate": 21,
+    "gate": 22,
     "general_policy": 2,
     "catalogue": 4,
     "mcp_servers": 3,
@@ -313,7 +313,7 @@ def test_the_gates_quick_form_for_real() -> None:
     )
     assert done.returncode == 0, done.stderr
     *rows, coverage = map(json.loads, done.stdout.splitlines())
-    designs, others = rows[:16], rows[16:]
+    designs, others = rows[:17], rows[17:]
     assert [row["name"] for row in others] == [
         "3 slices",
         "12 slices",
@@ -323,7 +323,7 @@ def test_the_gates_quick_form_for_real() -> None:
     for row in designs:
         assert (row["trials"], row["quick"]) == (20, True)
         errors = (row["false_in_20"], row["judged_in_20"], row["watch"], row["fell"])
-        assert row["ratio"] == pytest.approx(max(errors) / 0.05)
+        assert row["ratio"] == pytest.approx(max(errors) / 0.05, abs=0.02)
         assert row["false_in_1"] <= row["false_in_5"] <= row["false_in_20"]
         assert row["power"] >= row["power_at_look_5"]
     assert coverage["ratio"] == pytest.approx((1 - coverage["0.05_0"]) / 0.05, abs=0.02), "the least covered"

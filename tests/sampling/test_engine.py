@@ -46,6 +46,8 @@ def test_nothing_is_compiled_on_the_cpu(
     transformers = ModuleType("transformers")
     transformers.AutoConfig = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
+    engine_module = "vllm.v1.engine.llm_engine"
+    monkeypatch.setitem(sys.modules, engine_module, ModuleType(engine_module))
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(engine, "_engines", {})
@@ -101,6 +103,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     fakes: dict[str, dict[str, Any]] = {
         "vllm": {"EngineArgs": dict, "LLMEngine": LLMEngine},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.llm_engine": {},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="batches", ENGINE_CONTEXT="engine")},
     }
