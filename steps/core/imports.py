@@ -12,8 +12,8 @@ UNUSED = ("mlflow", "scipy", "sklearn", "wandb")  # TRL and transformers import 
 
 
 def import_lean(*modules: str) -> None:
-    """Import modules that are not imported yet, without what they would import for nobody: torch, PEFT and TRL take 9 s of a
-    core so, and 18 otherwise."""
+    """Import modules that are not imported yet, without what they would import for nobody: torch, PEFT and TRL take 10 s of
+    a core so, and 18 otherwise."""
     if absent := [name for name in modules if name not in sys.modules]:
         with uncollected(), hidden(*UNUSED):
             for name in absent:

@@ -1,4 +1,4 @@
-"""Imports the packages of training and sampling, which takes 18 s of one core. A worker that is started before it has a
+"""Imports the packages of training and sampling, which takes 10 s of one core. A worker that is started before it has a
 stage to run imports this module (`handover.start_ahead`)."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.link import LONGEST
 from steps.core.errors import UserError, explain
-from steps.core.imports import hidden
+from steps.core.imports import UNUSED, hidden
 from steps.core.terminal import command_parser
 from steps.kit.sockets import listen
 
@@ -131,7 +131,7 @@ def main() -> int:
 
         # Tokenizers need no torch, which takes six seconds of a core; the stage has converted a GGUF file, which does.
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
-        with hidden("torch", "scipy", "sklearn"):
+        with hidden("torch", *UNUSED):
             from transformers import AutoImageProcessor, AutoTokenizer  # noqa: F401
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options.socket, listener, os.environ[KEY]))
