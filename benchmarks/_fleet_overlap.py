@@ -57,7 +57,6 @@ SETTINGS: dict[str, object] = {
     "scenarios.test": 12,
     "rollout.scenarios": 4,
     "rollout.attempts": 4,
-    "evaluate.sampled_attempts": 0,
     "update.beta": 0,
     "update.steps_per_generation": 2,
 }

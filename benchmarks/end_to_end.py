@@ -56,7 +56,7 @@ def ours(task: str, seed: int, root: Path, more: dict[str, Any]) -> dict[str, An
     for words in LEFT_BY_A_RUN:
         _runs.show(root, words)
     count = more.get("train.iterations", ITERATIONS[task])
-    chosen = {"seed": seed, "train.iterations": count, "train.patience": count, "evaluate.sampled_attempts": 0} | more
+    chosen = {"seed": seed, "train.iterations": count, "train.patience": count} | more
     began = time.time()
     seconds, _ = _runs.show(root, [*_runs.training(chosen), "--task", task])
     summary = json.loads((root / "run/summary.json").read_text())

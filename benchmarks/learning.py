@@ -8,10 +8,10 @@
     python -m benchmarks.learning --task tic_tac_toe --seeds 1 2 3 --jobs 2   # two seeds at a time
 
 Each seed draws its own scenarios, first adapter and samples. Test success is as the preset evaluates, greedy by default,
-on scenarios whose sources are in no other split; sampled success, at temperature 1, stands beside it. `ratio` is the
-trained policy's over the base policy's. `biased` is the base policy's with the one-token bias that is best on validation
-(addons/models/token_bias.py): what greedy success gains without any learning; of email_search alone. Tokens per second
-are means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Writes
+on scenarios whose sources are in no other split. `ratio` is the trained policy's over the base policy's. Of email_search
+alone, sampled success, at temperature 1, stands beside it, and `biased` is the base policy's with the one-token bias that
+is best on validation (addons/models/token_bias.py): what greedy success gains without any learning. Tokens per second are
+means over the iterations: sampled tokens by the seconds of the stage rollout and of the stage update. Writes
 benchmarks/learning.json and learning.png (learning_<task> of another task), but not with --quick or --ruler, which leave
 the bias out, too. With --ruler a server in a process of its own judges (tests/support/judge_server.py), by the task's
 rule from 0 to 1 with normal noise on a score.
@@ -43,7 +43,7 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
     root = _runs.clone(folder / f"seed{seed}")
-    settings = QUICK if options.quick else {}
+    settings = (QUICK if options.quick else {}) | {"evaluate.sampled_attempts": 1 if options.task == MAIN else 0}
     words = [*_runs.training({"seed": seed} | settings), "--name", f"seed{seed}", "--task", options.task]
     words += ["--preset", options.preset] if options.preset else []
     ruler = options.ruler

@@ -75,7 +75,7 @@ def run(case: Case, folder: Path, settings: dict[str, object]) -> dict[str, Any]
     that the run ends with}."""
     task, recipe, seed = case
     root = _runs.clone(folder / f"{task}-{recipe}-{seed}".replace(" ", "_"))
-    usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999, "evaluate.sampled_attempts": 0}
+    usual = {"seed": seed, "train.iterations": TASKS[task], "train.patience": 999}
     chosen = usual | USUAL | RECIPES[recipe] | settings
     seconds, _ = _runs.show(root, [*_runs.training(chosen), "--task", task])
     summary = json.loads((root / "run/summary.json").read_text())

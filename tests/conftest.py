@@ -393,7 +393,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Iterator[Project]:
     """The main job on small numbers, on the real Prefect server: stopped by Ctrl-C in iteration 1, then run to its end."""
     project = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
-    change_params(project.folder, SMALL)
+    change_params(project.folder, SMALL | {"evaluate": {"sampled_attempts": 1}})
     process = start(python("flows.train"), project.folder, PREFECT_API_URL=prefect_server)
     batch, until = project.folder / "run/001/trajectories.parquet", time.monotonic() + 240
     try:

@@ -161,9 +161,8 @@ class RunDisplay:
         self.spent += [] if spent is None else [spent]
         of = f" of {self.counted}" if self.counted else ""
         start = f"iteration {cells[0]:>4}   train reward {cells[1]:>6}"
-        self._line(
-            f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]{of}   sampled {cells[4] or '–'}   {cells[5]}"
-        )
+        sampled = f"   sampled {cells[4]}" if cells[4] else ""
+        self._line(f"{start}   validation {self.measure} {cells[2]} [{cells[3]}]{of}{sampled}   {cells[5]}")
 
     def __rich__(self) -> Group:
         self._look()

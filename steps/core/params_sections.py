@@ -107,9 +107,9 @@ class Evaluate(Episodes):
 
     temperature: float = Field(0.0, ge=0, le=2)
     """0 is greedy; above 0 the random draws are the same for every policy."""
-    sampled_attempts: int = Field(1, ge=0, le=64)
+    sampled_attempts: int = Field(0, ge=0, le=64)
     """More attempts at each scenario, at temperature 1. Their success is shown beside the greedy one, which can jump where a
-    single token's probability crosses another's; it decides nothing. Only of a policy with an adapter."""
+    single token's probability crosses another's; it decides nothing, and takes as long. Only of a policy with an adapter."""
 
     @property
     def order(self) -> Order:

@@ -76,7 +76,7 @@ def expected(folder: Path, success: Sequence[int]) -> tuple[float, float]:
 
 
 def test_sampled_success_stands_beside_the_greedy_one(tmp_path: Path, engine: FakeEngine) -> None:
-    summary, out = evaluated(tmp_path)
+    summary, out = evaluated(tmp_path, sampled_attempts=1)
     assert engine.calls == [(0.0, "val", 0), (1.0, "sampled", 1)]
     assert (summary.success, summary.sampled_success, summary.sampled_attempts) == (0.0, 1.0, 1)
     assert summary.sampled_ci95 == expected(tmp_path, [1] * SCENARIOS)
@@ -98,14 +98,14 @@ def test_attempts_at_one_scenario_do_not_narrow_the_interval(tmp_path: Path, eng
 
 
 def test_none_are_made_where_none_are_wanted(tmp_path: Path, engine: FakeEngine) -> None:
-    summary, out = evaluated(tmp_path, sampled_attempts=0)
+    summary, out = evaluated(tmp_path)
     assert engine.calls == [(0.0, "val", 0)]
     assert (summary.sampled_success, summary.sampled_ci95, summary.sampled_attempts) == (None, None, 0)
     assert not (out / "sampled.parquet").exists()
 
 
 def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    summary, made = evaluated(tmp_path)
+    summary, made = evaluated(tmp_path, sampled_attempts=1)
     monkeypatch.chdir(tmp_path)
     write_chain(1, 1)
     for folder in ("run/000/evaluation", "run/000/test", "run/001/evaluation", "run/001/test"):

@@ -26,7 +26,6 @@ SETTINGS = {
     "train.iterations": 3,
     "train.way": "grpo",
     "train.overlap": 1,
-    "evaluate.sampled_attempts": 0,
     "update.beta": 0,
 }
 
