@@ -111,7 +111,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("run/**/[!.]*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("overlap", "last"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("overlap", "last"), [pytest.param(1, 3, marks=pytest.mark.nightly), (2, 2)])
 def test_what_runs_ahead_gives_the_bytes_of_a_serial_run(repository: Path, overlap: int, last: int) -> None:
     """The first updates wait until the next rollout has begun, so the two do run at the same time. With `last` below the
     iterations the run ends early: rollouts ahead of its end are gone from run/ and dvc.lock, however far they had come."""

@@ -66,6 +66,7 @@ def write_evaluation(folder: Path, wins: int, adapter: str, split: str = "test")
     write_records(played, folder / "trajectories.parquet")
 
 
+PICTURE = verdict_report.picture  # what a test replaces
 SCENARIOS = [Scenario.make("toy", "test", [], {"number": number, "kind": "ab"[number % 2]}) for number in range(N)]
 
 
@@ -151,6 +152,7 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.delenv("FLYWHEEL_LEDGER_URL", raising=False)
     # The real one needs Prefect's server.
     monkeypatch.setattr(judging, "show_page", lambda verdict, _: project.pages.append(verdict))
+    monkeypatch.setattr(verdict_report, "picture", lambda _, path: path.write_bytes(b"0.3 s of drawing"))
     return project
 
 
@@ -593,6 +595,7 @@ def test_a_ledger_that_goes_away_stops_neither_promotion_nor_rollback(
 
 
 def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict_report, "picture", PICTURE)
     project.trained("004", 30)
     project.trained("007", 45)
     promote.promote.fn(PromoteSettings(dry_run=True))
@@ -610,6 +613,7 @@ def test_prefect_shows_the_table_and_the_picture(project: Project, monkeypatch: 
     key, content = artifacts["image"]
     assert key == "verdict"
     assert base64.b64decode(content.removeprefix("data:image/png;base64,")) == png.read_bytes()
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monk
     assert changed == {"environments/multiplication/__init__.py", "environments/other.py"}
 
 
+@pytest.mark.nightly
 def test_only_an_edit_to_what_the_task_is_made_of_makes_its_stages_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

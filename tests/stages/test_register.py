@@ -275,6 +275,7 @@ def test_lineage_is_what_it_comes_from_and_nothing_else(here: Path) -> None:
     assert lock.lineage(here, Path("run/002/adapter")) == {}
 
 
+@pytest.mark.nightly
 def test_as_a_command(here: Path) -> None:
     Run(here)
     (here / "params.yaml").write_text(yaml.safe_dump(PARAMS))

@@ -11,7 +11,6 @@ import shutil
 import socket
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -654,17 +653,12 @@ def test_a_deleted_experiment_is_one_sentence(project: Project) -> None:
         MlflowTracker(project.root)
 
 
-def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    env |= {"PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", "steps.tracking", *words]
-    return subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, timeout=120)
-
-
-def test_by_hand(project: Project) -> None:
-    first = command(project.root)
-    assert (first.returncode, first.stderr) == (0, "")
-    assert "logged: 001, 002; in MLflow now: 001, 002\n" in first.stdout
+def test_by_hand(project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(project.root)
+    assert by_hand([]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "logged: 001, 002; in MLflow now: 001, 002\n" in said.out
 
 
 def test_by_hand_without_parameters_is_a_sentence(
