@@ -151,6 +151,12 @@ def test_gpus_that_there_are_not_are_named_before_anything_loads(
         load(policy)
 
 
+def test_a_base_model_that_cannot_be_loaded_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"policy\.base_model.*no/such-model"):
+        loading.load_tokenizer(Policy(base_model="no/such-model"))
+
+
 # --- A GPU, which is a fake here: torch's answers about it are set by the test
 
 
