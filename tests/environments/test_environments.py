@@ -52,10 +52,8 @@ PACKAGED = (  # one task of each package; more of them: docs/environments.md
 # A task of a user's, as an earlier `make new-task` wrote it: with players, a reward of parts, and an outcome.
 OWN = {"tests.support.capitals": _new.TEMPLATE}
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
-FEWER = {
-    "code_repair": 2,
-    "game_2048_whole": 1,
-}  # scenarios of a split, where gold thinks for seconds, or a call takes long
+# Scenarios of a split, where gold thinks for seconds, a call takes long, or a game is played to its end to be found.
+FEWER = {"code_repair": 2, "game_2048_whole": 1, "pettingzoo:tictactoe_v3": 2}
 LONG = {"game_2048_whole"}  # by night
 
 
@@ -65,8 +63,8 @@ class Task:
     def __init__(self, name: str, env: type[Env], folder: Path) -> None:
         self.name, self.env, self.folder = name, env, folder
         self.data = env.load(folder)
-        each = FEWER.get(name, EACH)
-        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, each, 7)]
+        self.each = FEWER.get(name, EACH)
+        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, self.each, 7)]
         self.players = [player for player in PLAYERS if env.has_player(player)]
         self._plays: dict[tuple[str, str, int], tuple[list[Message], Env]] = {}
         self._drawn: dict[tuple[Split, int], list[Scenario]] = {}
@@ -85,10 +83,10 @@ class Task:
         return self._drawn[split, seed]
 
     def _draw(self, split: Split, seed: int) -> list[Scenario]:
-        for count in (3 * EACH, 2 * EACH):
+        for count in (3 * self.each, 2 * self.each):
             with contextlib.suppress(ValueError):
                 return self.env.scenarios(self.data, split, count, seed)
-        return self.env.scenarios(self.data, split, EACH, seed)
+        return self.env.scenarios(self.data, split, self.each, seed)
 
     def play(self, player: str, scenario: Scenario, seed: int = 0) -> tuple[list[Message], Env]:
         """The transcript, and the environment as it was left. The test is skipped where the task has no such player."""
@@ -148,10 +146,10 @@ def tokenizer() -> Any:
 
 def test_the_same_seed_gives_the_same_scenarios(task: Task) -> None:
     for split in SPLITS:
-        first, again, other = (task.env.scenarios(task.data, split, EACH, seed) for seed in (1, 1, 2))
+        first, again, other = (task.env.scenarios(task.data, split, task.each, seed) for seed in (1, 1, 2))
         assert first == again
         assert [one.id for one in first] != [one.id for one in other]
-        assert len({one.id for one in first}) == EACH
+        assert len({one.id for one in first}) == task.each
         assert all(one.split == split for one in first)
 
 
@@ -202,10 +200,10 @@ def test_data_made_for_practice_are_the_seeds_and_not_the_tasks(task: Task) -> N
     made = [task.env.practice(task.data, seed) for seed in (1, 1, 2)]
     if made[0] is None:
         return
-    first, again, other, own = (task.env.scenarios(data, "train", EACH, 7) for data in (*made, task.data))
+    first, again, other, own = (task.env.scenarios(data, "train", task.each, 7) for data in (*made, task.data))
     assert first == again
     ids = [{one.id for one in scenarios} for scenarios in (first, other, own)]
-    assert len(set.union(*ids)) > 2 * EACH, "they may have some of the task's own among them"
+    assert len(set.union(*ids)) > 2 * task.each, "they may have some of the task's own among them"
     for one in first:
         episode = task.env(one, made[0])
         if episode.has_player("gold"):
