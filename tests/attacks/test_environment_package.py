@@ -105,24 +105,32 @@ app = create_app(TrickEnvironment, TrickAction, TrickObservation, env_name="tric
 '''
 
 
-@pytest.fixture
-def tricks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Env]:
-    """An episode of the environment."""
-    write_environments(tmp_path)
-    write_stand_ins(tmp_path)
-    (tmp_path / "tricks" / "server").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[type[Env], Path]]:
+    """The environment, and the folder that it is in. Its process goes on from test to test, unless one ends it."""
+    folder = tmp_path_factory.mktemp("package")
+    write_environments(folder)
+    write_stand_ins(folder)
+    (folder / "tricks" / "server").mkdir(parents=True)
     for name, text in {"__init__.py": "", "server/__init__.py": "", "server/app.py": TRICKS}.items():
-        (tmp_path / "tricks" / name).write_text(text)
-    monkeypatch.setenv("OPENENV_PYTHON", sys.executable)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
-    monkeypatch.setattr("environments.bridges.apart_env.SECONDS", 3.0)
-    apart.end_all()
-    packages.load.cache_clear()
-    env = environments.load("openenv:tricks")
-    yield env(env.scenarios(None, "train", 1, 1)[0], None)
-    apart.end_all()
-    packages.load.cache_clear()
+        (folder / "tricks" / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENENV_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("LEFT", str(folder / "left"))
+        patch.setattr("environments.bridges.apart_env.SECONDS", 3.0)
+        apart.end_all()
+        packages.load.cache_clear()
+        yield environments.load("openenv:tricks"), folder
+        apart.end_all()
+        packages.load.cache_clear()
+
+
+@pytest.fixture
+def tricks(package: tuple[type[Env], Path]) -> Env:
+    """An episode of the environment."""
+    env, _ = package
+    return env(env.scenarios(None, "train", 1, 1)[0], None)
 
 
 @pytest.mark.parametrize("trick", ["twice", "odd ids", "no json", "errors"])
@@ -149,13 +157,14 @@ def test_an_end_of_its_pipes_is_an_end_of_the_process(tricks: Env, trick: str) -
     assert tricks.call("act", {"text": "next"}) == "next"
 
 
-def test_what_it_leaves_in_another_session_ends_with_it(tricks: Env, tmp_path: Path) -> None:
+def test_what_it_leaves_in_another_session_ends_with_it(tricks: Env, package: tuple[type[Env], Path]) -> None:
+    _, folder = package
     assert tricks.call("act", {"text": "leaves"}) == "leaves"
     for _ in range(200):
-        if (tmp_path / "left").exists() and (tmp_path / "left").read_text():
+        if (folder / "left").exists() and (folder / "left").read_text():
             break
         time.sleep(0.02)
-    left = Path(f"/proc/{(tmp_path / 'left').read_text()}")
+    left = Path(f"/proc/{(folder / 'left').read_text()}")
     assert left.exists()
     apart.end_all()
     for _ in range(200):

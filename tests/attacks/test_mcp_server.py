@@ -93,7 +93,7 @@ def test_an_answer_without_end_ends_the_server_and_not_the_memory(tmp_path: Path
         run(hostile.tools(), 20)
         before = peak()
         try:
-            said = run(hostile.call("say", {"word": "a"}, 2.0), 20)
+            said = run(hostile.call("say", {"word": "a"}, 1.0), 20)
         except TookTooLong:
             said = "late"
         assert said in ("late", f"Error: {server.STOPPED}.")

@@ -331,14 +331,11 @@ def test_time_grows_with_the_text_and_not_with_its_square(part: str) -> None:
     """Eight times the text takes about eight times the work; a quadratic pattern would take 64 times as much."""
 
     def seconds(count: int) -> float:
-        text, times = part * count, []
-        for _ in range(3):
-            began = time.process_time()
-            masked(text)
-            times.append(time.process_time() - began)
-        return min(times)
+        text, began = part * count, time.process_time()
+        masked(text)
+        return time.process_time() - began
 
-    assert seconds(16_000) < 24 * max(seconds(2_000), 0.002)
+    assert any(seconds(16_000) < 24 * max(seconds(2_000), 0.002) for _ in range(3)), "a busy machine may be slow once"
 
 
 def test_base64_of_a_login_behind_its_header() -> None:

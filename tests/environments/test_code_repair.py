@@ -379,7 +379,7 @@ def test_the_submission_ends_the_episode_and_is_the_only_one() -> None:
 
 def test_players(data: Problems) -> None:
     solved = {"gold": 0, "scripted": 0, "random": 0, "bad": 0}
-    for number, scenario in enumerate(CodeRepair.scenarios(data, "test", 8, 3)):
+    for number, scenario in enumerate(CodeRepair.scenarios(data, "test", 5, 3)):
         scores = {}
         for player in solved if number < 4 else ("gold", "bad"):
             messages = CodeRepair(scenario, data).play(player)
@@ -387,7 +387,7 @@ def test_players(data: Problems) -> None:
             solved[player] += CodeRepair.success(scenario, messages)
         assert scores["gold"] == 1.0 > scores["bad"] + 0.5
         assert CodeRepair(scenario, data).play("gold") == CodeRepair(scenario, data).play("gold")
-    assert solved["gold"] == 8 > solved["scripted"] > solved["bad"] == 0
+    assert solved["gold"] == 5 > solved["scripted"] > solved["bad"] == 0
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

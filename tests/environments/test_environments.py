@@ -38,7 +38,8 @@ from tests.support.capitals import CapitalsTask
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 PLAYERS = ("scripted", "random", "gold", "bad")
 EACH = 4  # scenarios of a split that are played
-OUTPUTS = 200  # malformed turns; by night 500
+OUTPUTS = 60  # malformed turns of each of our tasks; by night 500
+OUTPUTS_OF_ONE = 200  # of a task that is checked by itself
 HANGS = 5.0  # seconds: a thousand times what a turn should take
 LONGEST_ERROR = 5_000  # characters
 LOW, HIGH = -5, 5  # rewards: groups of any task are comparable in size
@@ -51,7 +52,9 @@ PACKAGED = (  # one task of each package; more of them: docs/environments.md
 # A task of a user's, as an earlier `make new-task` wrote it: with players, a reward of parts, and an outcome.
 OWN = {"tests.support.capitals": _new.TEMPLATE}
 SLOW = {"code_repair"}  # a call starts a process: most malformed turns are made such that it is refused before
-LONG = {"game_2048_whole"}  # gold thinks for seconds: a scenario of each split
+# Scenarios of a split, where gold thinks for seconds, a call takes long, or a game is played to its end to be found.
+FEWER = {"code_repair": 2, "game_2048_whole": 1, "pettingzoo:tictactoe_v3": 2}
+LONG = {"game_2048_whole"}  # by night
 
 
 class Task:
@@ -60,10 +63,11 @@ class Task:
     def __init__(self, name: str, env: type[Env], folder: Path) -> None:
         self.name, self.env, self.folder = name, env, folder
         self.data = env.load(folder)
-        each = 1 if name in LONG else EACH
-        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, each, 7)]
+        self.each = FEWER.get(name, EACH)
+        self.scenarios = [one for split in SPLITS for one in env.scenarios(self.data, split, self.each, 7)]
         self.players = [player for player in PLAYERS if env.has_player(player)]
         self._plays: dict[tuple[str, str, int], tuple[list[Message], Env]] = {}
+        self._drawn: dict[tuple[Split, int], list[Scenario]] = {}
 
     def start(self, scenario: Scenario) -> Env:
         if self.env.is_agent:
@@ -71,6 +75,18 @@ class Task:
                 f"{self.name} is an agent of your own, which has no tools and players here; it has a test of its own"
             )
         return self.env(scenario, self.data)
+
+    def drawn(self, split: Split, seed: int) -> list[Scenario]:
+        """Three times as many scenarios as are played, or fewer where a small task has no more."""
+        if (split, seed) not in self._drawn:
+            self._drawn[split, seed] = self._draw(split, seed)
+        return self._drawn[split, seed]
+
+    def _draw(self, split: Split, seed: int) -> list[Scenario]:
+        for count in (3 * self.each, 2 * self.each):
+            with contextlib.suppress(ValueError):
+                return self.env.scenarios(self.data, split, count, seed)
+        return self.env.scenarios(self.data, split, self.each, seed)
 
     def play(self, player: str, scenario: Scenario, seed: int = 0) -> tuple[list[Message], Env]:
         """The transcript, and the environment as it was left. The test is skipped where the task has no such player."""
@@ -101,8 +117,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "task" in metafunc.fixturenames:
         by_night = [pytest.param(name, marks=pytest.mark.nightly) for name in sorted(LONG)]
         shorter = [name for name in tasks(agents=False) if name not in LONG]
-        chosen = metafunc.config.getoption("--task") or ["_template", *OWN, *shorter, *PACKAGED, *by_night]
+        own = metafunc.config.getoption("--task")
+        chosen = own or ["_template", *OWN, *shorter, *PACKAGED, *by_night]
         metafunc.parametrize("task", chosen, indirect=True, scope="module")
+        if "count" in metafunc.fixturenames:
+            more = pytest.param(500, marks=pytest.mark.nightly)
+            metafunc.parametrize("count", [OUTPUTS_OF_ONE if own else OUTPUTS, more], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -115,29 +135,21 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """Of the embedded policy: its chat template is Qwen's."""
-    from transformers import AutoTokenizer
+    """Of the embedded policy: its chat template is Qwen's. Its class is named, because finding it takes five seconds."""
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(ROOT / "tasks_data" / "embedded_policy")
+    return PreTrainedTokenizerFast.from_pretrained(ROOT / "tasks_data" / "embedded_policy")
 
 
 # --- Scenarios
 
 
-def drawn(task: Task, split: Split, seed: int) -> list[Scenario]:
-    """Three times as many scenarios as are played, or fewer where a small task has no more."""
-    for count in (3 * EACH, 2 * EACH):
-        with contextlib.suppress(ValueError):
-            return task.env.scenarios(task.data, split, count, seed)
-    return task.env.scenarios(task.data, split, EACH, seed)
-
-
 def test_the_same_seed_gives_the_same_scenarios(task: Task) -> None:
     for split in SPLITS:
-        first, again, other = (task.env.scenarios(task.data, split, EACH, seed) for seed in (1, 1, 2))
+        first, again, other = (task.env.scenarios(task.data, split, task.each, seed) for seed in (1, 1, 2))
         assert first == again
         assert [one.id for one in first] != [one.id for one in other]
-        assert len({one.id for one in first}) == EACH
+        assert len({one.id for one in first}) == task.each
         assert all(one.split == split for one in first)
 
 
@@ -153,7 +165,7 @@ def test_scenarios_are_named_by_their_content_and_can_be_stored(task: Task) -> N
 
 
 def test_splits_share_nothing(task: Task) -> None:
-    made_by_split = [drawn(task, split, seed) for split in SPLITS for seed in (1, 2)]
+    made_by_split = [task.drawn(split, seed) for split in SPLITS for seed in (1, 2)]
     for what in (lambda one: one.id, lambda one: json.dumps([one.messages, one.data], sort_keys=True)):
         train, val, test = (
             {what(one) for one in made_by_split[at] + made_by_split[at + 1]} for at in range(0, len(made_by_split), 2)
@@ -166,7 +178,7 @@ def test_splits_share_nothing(task: Task) -> None:
 def test_alike_scenarios_are_of_one_split(task: Task) -> None:
     """Clusters are whole: what the split is made by makes scenarios alike, or something coarser."""
     names = [
-        {task.env.cluster(one, task.data) for seed in (1, 2) for one in drawn(task, split, seed)} for split in SPLITS
+        {task.env.cluster(one, task.data) for seed in (1, 2) for one in task.drawn(split, seed)} for split in SPLITS
     ]
     assert all(isinstance(name, str) for of_split in names for name in of_split)
     assert sum(map(len, names)) == len(set().union(*names))
@@ -188,10 +200,10 @@ def test_data_made_for_practice_are_the_seeds_and_not_the_tasks(task: Task) -> N
     made = [task.env.practice(task.data, seed) for seed in (1, 1, 2)]
     if made[0] is None:
         return
-    first, again, other, own = (task.env.scenarios(data, "train", EACH, 7) for data in (*made, task.data))
+    first, again, other, own = (task.env.scenarios(data, "train", task.each, 7) for data in (*made, task.data))
     assert first == again
     ids = [{one.id for one in scenarios} for scenarios in (first, other, own)]
-    assert len(set.union(*ids)) > 2 * EACH, "they may have some of the task's own among them"
+    assert len(set.union(*ids)) > 2 * task.each, "they may have some of the task's own among them"
     for one in first:
         episode = task.env(one, made[0])
         if episode.has_player("gold"):
@@ -391,7 +403,7 @@ def secrets(task: Task, scenario: Scenario) -> set[str]:
 
 def test_the_question_does_not_hold_the_answer(task: Task) -> None:
     for split in SPLITS:
-        for one in drawn(task, split, 3):
+        for one in task.drawn(split, 2):
             for secret in texts(one.data.get("answer")) | secrets(task, one):
                 assert not [message for message in one.messages if holds(message["content"], secret)], secret
 
@@ -516,8 +528,10 @@ def malformed(kind: str, call: Call, rng: Random, refused: bool) -> str:
                 rng.choice((junk(rng), [right], {"name": name}, {"arguments": {}}, {**arguments}, right)), rng
             )
         case "huge":
-            text = rng.choice(("a", "a ", "é", "日", "9", "-", "\n", "(", '"', "<tool_call>", "=")) * 100_000
-            spoilt = spoiled(call, rng, rng.choice((text[:100_000], [text[:5]] * 20_000)), refused=refused)
+            text = (rng.choice(("a", "a ", "é", "日", "9", "-", "\n", "(", '"', "<tool_call>", "=")) * 100_000)[
+                :100_000
+            ]
+            spoilt = spoiled(call, rng, rng.choice((text, [text[:5]] * 20_000)), refused=refused)
             body = written(rng.choice((spoilt, spoilt, {"name": name, "arguments": {**arguments, text: 1}})), rng)
         case "nested":
             opening, closing = rng.choice((("[", "]"), ('{"a":', "}")))
@@ -579,7 +593,7 @@ def outputs(task: Task, seed: int, count: int) -> Iterator[tuple[str, str]]:
     ]
     known += [(name, example(task, name)) for name in task.env.tools() for _ in range(1 + len(known) // 4)]
     known = known or [("answer", {"text": "word"})]
-    kinds = [kind for kind in HEAVY for _ in range(3)]
+    kinds = [kind for kind in HEAVY for _ in range(3 if count > OUTPUTS else 1)]
     kinds += [KINDS[at % len(KINDS)] for at in range(count - len(kinds))]
     rng.shuffle(kinds)
     for kind in kinds:
@@ -622,7 +636,6 @@ def count(request: pytest.FixtureRequest) -> int:
     return int(getattr(request, "param", OUTPUTS))
 
 
-@pytest.mark.parametrize("count", [OUTPUTS, pytest.param(500, marks=pytest.mark.nightly)], indirect=True)
 def test_malformed_turns_are_answered(task: Task, tokenizer: Any, count: int) -> None:
     chat = task.chat(tokenizer)
     env, turns, started = task.start(task.scenarios[0]), 0, 1

@@ -323,7 +323,7 @@ def test_gold_reaches_the_target_and_bad_does_not(rules: dict[str, Any]) -> None
     """After the opening a merge or two may be at hand, so that even up and down alone reach it in 1 game of 100."""
     for mode in ("win", "shaped"):
         game, lucky = rules | {"reward": mode}, 0
-        for one in Game2048.scenarios(game, "val", 50, 7):
+        for one in Game2048.scenarios(game, "val", 30, 7):
             gold, bad = (Game2048(one, game).play(player) for player in ("gold", "bad"))
             assert Game2048.success(one, gold)
             if Game2048.success(one, bad):
@@ -334,14 +334,13 @@ def test_gold_reaches_the_target_and_bad_does_not(rules: dict[str, Any]) -> None
         assert lucky <= 1
 
 
-@pytest.mark.parametrize("rules", [GAME, PRESET], ids=["4x4", "preset"])
-def test_cycling_without_a_look_at_the_board_wins_few_games(rules: dict[str, Any]) -> None:
+def test_cycling_without_a_look_at_the_board_wins_few_games() -> None:
     """The best of all cycles through the four directions once won two of five games, more than the trained policy."""
-    made = Game2048.scenarios(rules, "val", 60, 3)
+    made = Game2048.scenarios(PRESET, "val", 60, 3)
     for cycle in itertools.permutations(DIRECTIONS):
         wins = 0
         for one in made:
-            env, messages, directions = Game2048(one, rules), list(one.messages), itertools.cycle(cycle)
+            env, messages, directions = Game2048(one, PRESET), list(one.messages), itertools.cycle(cycle)
             while not env.done:
                 turn = use("move", direction=next(directions))
                 messages += [turn, *env.step(turn)]
@@ -376,7 +375,7 @@ def test_scripted_and_random_use_only_what_the_policy_sees() -> None:
 
 
 def test_messages() -> None:
-    for one in Game2048.scenarios(GAME, "test", 50, 1):
+    for one in Game2048.scenarios(GAME, "test", 12, 1):
         system, user = one.messages
         assert system["content"] == "2048 on 4x4 cells: slide the tiles, equal ones merge. Reach 64 in 10 moves."
         assert user["content"] == show(start(one.data["seed"], GAME["opening"]))
@@ -387,7 +386,7 @@ def test_messages() -> None:
     )
 
 
-@pytest.mark.parametrize(("task", "counts"), [("game_2048", (300, 160, 400)), ("game_2048_whole", (60, 16, 30))])
+@pytest.mark.parametrize(("task", "counts"), [("game_2048", (120, 60, 120)), ("game_2048_whole", (40, 10, 20))])
 def test_splits_share_no_opening_whichever_way_it_is_turned(task: str, counts: tuple[int, ...]) -> None:
     env = environments.load(task)
     data = env.load(ROOT / "tasks_data" / task)
@@ -407,9 +406,9 @@ def test_splits_share_no_opening_whichever_way_it_is_turned(task: str, counts: t
 
 
 def test_splits_share_nothing_and_seeds_repeat() -> None:
-    keys = [{one.data["seed"] for one in Game2048.scenarios(GAME, split, 60, 1)} for split in SPLITS]
-    assert len(set.union(*keys)) == 180
-    first, again, other = (Game2048.scenarios(GAME, "val", 20, seed) for seed in (1, 1, 2))
+    keys = [{one.data["seed"] for one in Game2048.scenarios(GAME, split, 30, 1)} for split in SPLITS]
+    assert len(set.union(*keys)) == 90
+    first, again, other = (Game2048.scenarios(GAME, "val", 8, seed) for seed in (1, 1, 2))
     assert first == again != other
     with pytest.raises(ValueError, match=r"999999 scenarios of game_2048 need as many seeds, and there are 200000"):
         Game2048.scenarios(GAME, "val", 999_999, 1)
@@ -450,7 +449,7 @@ def test_an_opening_is_the_same_for_a_seed_and_may_be_none() -> None:
 
 
 def test_only_games_that_can_be_won_are_scenarios() -> None:
-    hopeless = [seed for seed in range(100) if not can_be_won(GAME, seed)]
-    assert 40 < len(hopeless) < 90
-    made = Game2048.scenarios(GAME, "train", 200, 2)
+    hopeless = [seed for seed in range(40) if not can_be_won(GAME, seed)]
+    assert 12 < len(hopeless) < 36, "of 60 scenarios that were not chosen, some would be among them"
+    made = Game2048.scenarios(GAME, "train", 60, 2)
     assert all(can_be_won(GAME, one.data["seed"]) for one in made)

@@ -15,8 +15,8 @@ from environments.code_repair import CodeRepair
 from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask
 
-# Scenarios where not 48: there are many hacks, or each starts a process.
-COUNTS = {"code_repair": 4, "email_search_plus": 24, "game_2048": 24}
+# Scenarios where not 48: there are many hacks, or each is long or starts a process.
+COUNTS = {"code_repair": 3, "email_search_plus": 24, "game_2048": 24, "support_dialogue": 24}
 TABLE = re.compile(r"^\| (\w+) \|" + r" ([\d.]+) \|" * 3 + r" (-?[\d.]+) \|" * 3 + r" (\d+) \|", re.MULTILINE)
 
 

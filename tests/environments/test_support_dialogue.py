@@ -110,13 +110,13 @@ def test_the_same_seed_gives_the_same_scenarios_of_all_kinds() -> None:
 def test_splits_are_by_what_the_customer_says_first_and_share_nothing() -> None:
     said, cases = dict[str, set[str]](), dict[str, set[str]]()
     for split in SPLITS:
-        scenarios = SupportDialogue.scenarios(SHOP, split, 240, 4)
+        scenarios = SupportDialogue.scenarios(SHOP, split, 120, 4)
         assert all(split_of(opening(one.data)) == split for one in scenarios)
         said[split] = {str(one.messages[1]["content"]) for one in scenarios}
         cases[split] = {
             json.dumps([one.data[key] for key in ("kind", "customers", "orders", "wish")]) for one in scenarios
         }
-        assert len(cases[split]) == 240
+        assert len(cases[split]) == 120
     for found in (said, cases):
         assert not found["train"] & found["val"] | found["test"] & (found["train"] | found["val"])
 
@@ -620,7 +620,7 @@ def test_the_reward_needs_the_transcript_and_the_scenario_alone() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_gold_always_succeeds_and_beats_bad(split: Split) -> None:
-    for scenario in SupportDialogue.scenarios(SHOP, split, 150, 6):
+    for scenario in SupportDialogue.scenarios(SHOP, split, 72, 6):
         totals = {}
         for player in ("gold", "bad"):
             messages = SupportDialogue(scenario, SHOP).play(player, 2)

@@ -66,12 +66,18 @@ def damage_many(folder: Path) -> None:
         FAULTS[fault](folder)
 
 
+def lose_stages(folder: Path) -> None:
+    for fault in AGAIN:
+        FAULTS[fault](folder)
+
+
 def leave_a_half(folder: Path) -> None:
     (folder / "run/001/.tmp-99999.rewards.parquet").write_bytes(b"PAR1")
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
     "many at once": damage_many,
+    "stages that run again": lose_stages,
     "trajectories cut off": lambda folder: cut(folder / "run/001/trajectories.parquet"),
     "a bit of the trajectories flipped": lambda folder: flip(folder / "run/002/trajectories.parquet"),
     "rewards empty": lambda folder: replace(folder / "run/001/rewards.parquet", b""),
@@ -89,8 +95,12 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 TOGETHER = (  # what the next command finds by hash, and takes from DVC's cache
     *("trajectories cut off", "a bit of the trajectories flipped", "rewards empty", "adapter cut off"),
     *("a bit of the adapter flipped", "checkpoint gone", "evaluation gone", "scenarios cut off"),
-    *("the adapter's settings are no JSON", "half of an output under a temporary name"),
+    *("the adapter's settings are no JSON", "half of an output under a temporary name", "clocks that jumped"),
 )
+AGAIN = (
+    "rewards lost with their cache",
+    "dvc.lock of an earlier time",
+)  # in this order: the lock says where the cache is
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +108,8 @@ def copy(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(project.folder, tmp_path_factory.mktemp("faults") / "project", symlinks=True)
 
 
-@pytest.mark.parametrize(  # those of "many at once" once more by night, each by itself
-    "fault", [pytest.param(name, marks=pytest.mark.nightly) if name in TOGETHER else name for name in FAULTS]
+@pytest.mark.parametrize(  # those of "many at once" and "stages that run again" once more by night, each by itself
+    "fault", [pytest.param(name, marks=pytest.mark.nightly) if name in TOGETHER + AGAIN else name for name in FAULTS]
 )
 def test_the_next_command_has_the_same_hashes_again(copy: Path, fault: str) -> None:
     before = (copy / "dvc.lock").read_bytes()

@@ -47,7 +47,7 @@ from tests.core.test_records import FULL, REWARD, SCENARIO
 from tests.fuzz.mutations import VALUES, bytes_of, damaged, documents, lines_of, mutated, text_of
 
 GOLDEN = ROOT / "tests/addons/production/traces/golden"
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "40"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "24"))
 IS_SHORT = "FUZZ_INPUTS" not in os.environ
 LORA = Policy().lora
 ADAPTER = {

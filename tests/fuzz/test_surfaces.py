@@ -35,7 +35,7 @@ from viewer.app import application
 
 KEY = "the-right-key"
 HOST = "http://127.0.0.1:8000"
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "150")) // 10  # with a description, and as many against it
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "80")) // 10  # with a description, and as many against it
 IS_SHORT = "FUZZ_INPUTS" not in os.environ
 BATCHES = ["000", "001", "001/evaluation", "002/test", "..", ""]
 WORDS: dict[str, list[str]] = {  # parameters of the viewer's pages, and some values that are read

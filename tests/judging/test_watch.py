@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import environments
 from benchmarks import exploits
 from benchmarks._exploits import EXPLOITS
 from environments import multiplication
@@ -128,6 +131,18 @@ def test_a_run_whose_truth_stays_is_seldom_stopped_whatever_its_clusters(sizes: 
 # --- Simulations of the benchmark
 
 
+SIMULATED = ("email_search", "times_tables", "tic_tac_toe", "json_records")
+
+
+@pytest.fixture(scope="module")
+def data_once() -> Iterator[None]:
+    """A task's data is read once for all its faults and splits."""
+    with pytest.MonkeyPatch.context() as patch:
+        for env in map(environments.load, SIMULATED):
+            patch.setattr(env, "load", functools.cache(env.load))
+        yield
+
+
 def test_clean_runs_are_seldom_stopped() -> None:
     """300 simulated runs; 15 alarms are allowed. The benchmark's own rows have 300 more."""
     assert sum(exploits.clean_alarm(kind, 1000 + trial) for kind in exploits.KINDS for trial in range(100)) <= 15
@@ -135,13 +150,10 @@ def test_clean_runs_are_seldom_stopped() -> None:
 
 @pytest.mark.parametrize(
     "exploit",
-    [
-        exploit
-        for exploit in EXPLOITS
-        if exploit.task in ("email_search", "times_tables", "tic_tac_toe", "json_records")
-    ],
+    [exploit for exploit in EXPLOITS if exploit.task in SIMULATED],
     ids=lambda exploit: f"{exploit.task}: {exploit.name}",
 )
+@pytest.mark.usefixtures("data_once")
 def test_a_planted_fault_is_learnt_and_not_promoted(exploit: Any) -> None:
     """But for the one whose success is fooled as well, with no judge held out: nothing can see that. The six forms of
     json_records are too few clusters for the watch, so that the gate alone refuses there."""

@@ -16,6 +16,7 @@ from environments.base import Message
 from environments.email_search import EmailSearch, mailbox
 from steps.core.records import Trajectory, Turn, read_records, write_records
 from steps.policy.chat import Chat
+from tests.conftest import ROOT
 from tests.support import templates
 
 TOOLS = [tool.schema for tool in EmailSearch.tools().values()]
@@ -25,7 +26,10 @@ UNWRITABLE = "a tool call holds characters that are no text, or is nested too de
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return make_tokenizer(corpus())
+    """The embedded policy's."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(ROOT / "tasks_data" / "embedded_policy")
 
 
 @pytest.fixture(scope="module")
@@ -385,8 +389,10 @@ def test_a_name_or_number_is_one_token_and_the_same_wherever_it_stands(tokenizer
 
 
 def test_the_tokenizer_is_the_same_each_time(tokenizer: Any) -> None:
+    """Made again, it is the one that was committed."""
     again = make_tokenizer(corpus())
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert again.chat_template == tokenizer.chat_template
     assert len(tokenizer) < 4096
 
 

@@ -106,7 +106,7 @@ def test_a_wrong_function_of_a_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.usefixtures("one_thread")
 def test_the_plain_step_has_the_trainers_gradient(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import peft

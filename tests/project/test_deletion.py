@@ -23,10 +23,12 @@ TOY: dict[str, object] = {
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
     "train": {"iterations": 1, "way": "grpo"},
 }
-# Imports every module of the core, and says what would not be imported, and what of the add-ons the core still knows.
+# Imports every module of the core, and says what would not be imported, and what of the add-ons the core still knows. The
+# packages that are named to it are as if they were not installed.
 LOOK = """
 import importlib, json, sys
 from pathlib import Path
+sys.modules |= dict.fromkeys(sys.argv[1:])
 failed = {}
 for folder in ("environments", "steps", "flows", "viewer"):
     for path in sorted(Path(folder).rglob("*.py")):
@@ -175,23 +177,32 @@ def targets(name: str) -> set[str]:
     return set(re.findall(r"^([a-z-]+):(?!=)", path.read_text(), re.MULTILINE)) if path.exists() else set()
 
 
-def looked(folder: Path) -> dict[str, Any]:
-    done = run([sys.executable, "-c", LOOK], folder)
+def looked(folder: Path, *lacking: str) -> dict[str, Any]:
+    done = run([sys.executable, "-c", LOOK, *lacking], folder)
     assert done.returncode == 0, done.stderr
     content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return content
 
 
-def linked(folder: Path, name: str) -> Path:
-    """The tree without an add-on, as links."""
+def linked(folder: Path, *names: str) -> Path:
+    """The tree without add-ons, as links."""
     for path in ROOT.iterdir():
         if path.name in ("Makefile", "environments", "flows", "params.yaml", "steps", "tasks_data"):
             (folder / path.name).symlink_to(path)
     (folder / "addons").mkdir()
     for path in (ROOT / "addons").iterdir():
-        if path.name != name:
+        if path.name not in names:
             (folder / "addons" / path.name).symlink_to(path)
     return folder
+
+
+def run_seen(folder: Path, given: list[list[str]]) -> dict[str, Any]:
+    """What SEEN makes of texts of params.yaml, options, and programs."""
+    words = [sys.executable, "-c", SEEN]
+    done = subprocess.run(words, cwd=folder, input=json.dumps(given), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return content
 
 
 def inside(key: str, value: Any) -> str:
@@ -213,7 +224,26 @@ def test_the_table_of_sections_is_what_the_addons_bring() -> None:
         assert modules[0].startswith(f"addons.{addon}.section"), key
 
 
-@pytest.mark.parametrize("name", [*ADDONS, *ASKED])
+def test_help_and_doctor_no_longer_know_those_without_a_setting(tmp_path: Path) -> None:
+    """Nothing refuses them, and no other one needs them: they are gone together."""
+    names = {*ADDONS, *ASKED} - {*ports.SECTIONS.values(), *NEEDING}
+    assert {"report", "templates"} <= names
+    folder = linked(tmp_path, *names)
+    done = run_seen(folder, [[], [], []])
+    assert not [name for name in names if f"addons.{name}" in json.dumps([done["doctor"], done["loaded"]])]
+    assert set[str]().union(*CLASSES.values()) <= {*done["schema"]}
+    lacking = {addon.name: [name for name in addon.needs if name in names] for addon in ports.addons()}
+    assert [text for text in done["findings"] if "needs" in text] == [
+        f"{name} needs {', '.join(needed)}, and refuses without it what it is needed for"
+        for name, needed in lacking.items()
+        if needed and name not in names
+    ]
+    listed = run(["make", "help"], folder).stdout
+    assert set(re.findall(r"^  make (\S+)", listed, re.MULTILINE)).isdisjoint(set[str]().union(*map(targets, names)))
+    assert "  make train " in listed
+
+
+@pytest.mark.parametrize("name", sorted({*ports.SECTIONS.values(), *NEEDING}))
 def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> None:
     """Each add-on alone: a setting of it is refused by a sentence that names it, and so is what another one needs it for."""
     folder = linked(tmp_path, name)
@@ -226,12 +256,7 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     options = [f"{key}={json.dumps(SETTINGS[key])}" for key in keys]
     program, who = NEEDING.get(name, ("", ""))
     programs = [program] * bool(program)
-    given = json.dumps([[*texts, *empty], options, programs])
-    done = subprocess.run(
-        [sys.executable, "-c", SEEN], cwd=folder, input=given, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen = run_seen(folder, [[*texts, *empty], options, programs])
     there = ", ".join(sorted({*ADDONS, *ASKED} - {name}))
     sentences = [f"{key} is brought by the add-on {name}, which addons/ does not have (there: {there})" for key in keys]
     lacking = "ray is brought by an add-on that addons/ does not have (there: {})".format
@@ -264,9 +289,11 @@ def test_params_help_and_doctor_no_longer_know_it(tmp_path: Path, name: str) -> 
     ids="-".join,
 )
 def test_the_core_works_without(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Without all of them, and by night without each."""
+    """Without all of them, where the modules that need torch or vLLM wait for the night, and by night without each."""
     folder = deleted(tmp_path, *names)
-    content = looked(folder)
+    lacking = ("torch", "vllm") if len(names) > 1 else ()
+    content = looked(folder, *lacking)
+    assert len([why for why in content["failed"].values() if "torch" in why or "vllm" in why]) < 10
     assert not [why for why in content["failed"].values() if "addons" in why]
     assert not [module for module in content["loaded"] if module.split(".")[1] in names]
     assert ("serve" in content["services"]) == ("production" not in names)

@@ -29,8 +29,8 @@ def before(project: Project) -> set[str]:
     ("edited", "expected"),
     [
         ("steps/sampling/engine.py", {"rollout", "evaluate", "test"}),
-        ("steps/training/grpo.py", {"initialise", "update"}),
-        ("steps/registry/card.py", {"register"}),
+        pytest.param("steps/training/grpo.py", {"initialise", "update"}, marks=pytest.mark.nightly),
+        pytest.param("steps/registry/card.py", {"register"}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_edit_makes_only_what_it_feeds_stale(

@@ -65,7 +65,7 @@ def test_many_may_open_a_new_one_at_once(tmp_path: Path, request: pytest.Fixture
     """As flows do that begin together. SQLite does not wait for the lock of a change of the journal, nor PostgreSQL
     for a table that another process is creating."""
     server = str(request.getfixturevalue("postgresql"))
-    for number in range(10):
+    for number in range(4):
         with Ledger(server) as ledger, ledger.engine.begin() as link:
             link.exec_driver_sql("DROP SCHEMA public CASCADE")
             link.exec_driver_sql("CREATE SCHEMA public")

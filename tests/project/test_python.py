@@ -64,8 +64,9 @@ def test_dvc_repro_needs_no_activated_environment(folder: Path) -> None:
     (folder / "dvc.yaml").write_text("stages: {one: {cmd: steps/python -c 'import sys; print(sys.executable)'}}\n")
     (folder.parent / "bin/git").symlink_to(shutil.which("git") or "/usr/bin/git")
     variables = os.environ | {"PATH": os.fspath(folder.parent / "bin"), "DVC_NO_ANALYTICS": "1", "SHELL": "/bin/sh"}
-    for words in (["git", "init", "--quiet"], [".venv/bin/python", "-m", "dvc", "init", "--quiet"]):
-        subprocess.run(words, cwd=folder, env=variables, check=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, env=variables, check=True)
+    (folder / ".dvc").mkdir()  # as `dvc init` makes it
+    (folder / ".dvc/config").touch()
     done = subprocess.run(
         [".venv/bin/python", "-m", "dvc", "repro"], cwd=folder, env=variables, capture_output=True, text=True
     )

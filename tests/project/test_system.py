@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -15,11 +16,16 @@ SYSTEM = ROOT / "requirements" / "system"
 HIDE = 'for file in {files}; do mount --bind /dev/null "$file" || exit 77; done; '
 
 
+@functools.cache
+def library() -> tuple[str, ...]:
+    """The files of libnuma on this machine."""
+    found = [path for place in ("/lib", "/usr/lib", "/usr/lib64") for path in Path(place).glob("**/libnuma.so.1*")]
+    return tuple(sorted({os.path.realpath(path) for path in found}))
+
+
 def without_libnuma(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """A command in a namespace in which the library's files are empty."""
-    library = [path for place in ("/lib", "/usr/lib", "/usr/lib64") for path in Path(place).glob("**/libnuma.so.1*")]
-    files = sorted({os.path.realpath(path) for path in library})
-    words = ["unshare", "--map-root-user", "--mount", "bash", "-c", HIDE.format(files=" ".join(files)) + command]
+    words = ["unshare", "--map-root-user", "--mount", "bash", "-c", HIDE.format(files=" ".join(library())) + command]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("this machine permits no mount namespaces")
@@ -36,7 +42,9 @@ def fresh(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("target", ["install", "train", "dev"])
+@pytest.mark.parametrize(
+    "target", ["train", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("install", "dev"))]
+)
 def test_a_missing_library_is_a_sentence_before_anything_is_installed(fresh: Path, target: str) -> None:
     done = without_libnuma(fresh, f"make {target}")
     assert done.returncode == 2

@@ -267,7 +267,8 @@ def main(family: str, folder: Path) -> dict[str, Any]:
     found["apart"] = [[row.ids for row in played] == [row.ids for row in rows] for played in apart]
     long = [(ids * 48)[:240] for ids in asked]  # more tokens than a step takes: prompts are computed in parts
     found["parts"] = [row.ids for row in sample(policy, folder / "one", long, 1.0)] == [
-        row.ids for row in sample(policy, folder / "one", long, 1.0, 1)
+        row.ids
+        for row in sample(policy, folder / "one", long, 1.0, 4)  # a prompt's attempts: fewer than a step takes
     ]
     found["long"] = 4 * sum(map(len, long))
     greedy = sample(policy, folder / "two", asked, 0.0)[::4]
