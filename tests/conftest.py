@@ -103,7 +103,7 @@ def copy_project(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    git = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "core.looseCompression=0"]  # 1 s less
+    git = "git -c user.name=test -c user.email=test@localhost -c core.looseCompression=0".split()  # 1 s less
     for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "copy"]):
         subprocess.run([*git, *words], cwd=folder, check=True)
     return folder
