@@ -292,7 +292,14 @@ def vllms(
     return thoughts, content, [{"name": call.name, "arguments": json.loads(call.arguments)} for call in found or ()]
 
 
-@pytest.mark.parametrize(("name", "count"), [("qwen2.5", 200), ("qwen3", 100), pytest.param("qwen2.5", 2000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("qwen2.5", 200),
+        ("qwen3", 100),
+        pytest.param("qwen2.5", 2000, marks=pytest.mark.nightly),
+    ],
+)
 def test_our_parser_of_tagged_calls_reads_as_vllms(chats: dict[str, Chat], name: str, count: int) -> None:
     """Random turns. Where a call is malformed, vLLM drops all calls of the turn; ours drops that one, and says so."""
     chat, rng, seen = chats[name], random.Random(6), {"calls": 0, "none": 0, "malformed": 0}

@@ -585,7 +585,8 @@ def test_groups_killed_in_the_middle_buy_no_answer_twice(tmp_path: Path, own_led
         return 0.02 if killed or len(server.answered) < answers else 0.5  # so that it does not end before it is killed
 
     with Server(Judge(), seconds=seconds) as server:
-        stage = Stage(tmp_path / "stage", groups, {"judges": {"ruler": 1}, "ruler": ruled(server, orders=1, max_connections=lines)})
+        asking = ruled(server, orders=1, max_connections=lines)
+        stage = Stage(tmp_path / "stage", groups, {"judges": {"ruler": 1}, "ruler": asking})
         command = [sys.executable, "-m", "steps.score", *stage.command]
         environment = os.environ | {"FLYWHEEL_WORKER": "off"}
         first = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)

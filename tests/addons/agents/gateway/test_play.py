@@ -54,7 +54,7 @@ def differences(ours: Sequence[Trajectory], theirs: Sequence[Trajectory]) -> int
 
 
 class StandIn:
-    """A sampler whose turns follow from the prompt and the seed alone, and end in any order: calls of the task, and words."""
+    """A sampler whose turns follow from prompt and seed alone, and end in any order: calls of the task, and words."""
 
     def __init__(self, policy: Policy, *_: Any) -> None:
         self.chat, self.asked, self.draw = load_chat(policy, EmailSearch), list[Sampled](), random.Random()

@@ -476,9 +476,7 @@ def test_episodes_reach_langfuse_whole(keys: pytest.MonkeyPatch) -> None:
     assert {(span.trace_id, span.span_id) for span in host.spans} == first, "again makes no doubles"
     assert len({span.trace_id for span in host.spans}) == 150
     names = Counter(span.name for span in host.spans[:1050])
-    assert names == Counter(episode=150, generation=300, look=150, answer=150) + Counter(
-        {"turn 1": 150, "turn 2": 150}
-    )
+    assert names == Counter(episode=150, generation=300, look=150, answer=150) + Counter({"turn 1": 150, "turn 2": 150})
     for span in host.spans[:1050]:
         names_of = {item.key for item in span.attributes}
         assert not any(name.startswith("mlflow.") for name in names_of)
