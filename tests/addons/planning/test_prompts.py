@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -72,11 +73,16 @@ def test_more_tokens_than_the_model_was_trained_on_are_refused() -> None:
         plan.check(params("game_2048_whole", context=16384, dtype="bfloat16", chat_template="smollm2", **wheel))
 
 
+@functools.cache
 def first(env: Any) -> Any:
     return env.scenarios(env.load(MAILS), "train", 1, 1)[0]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+LIKE = {"qwen3", "qwen3-2507", "qwen3.5-small", "qwen3.6", "llama3.2", "kimi-k2"}  # templates much like another's
+EACH = [pytest.param(name, marks=pytest.mark.nightly if name in LIKE else ()) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_prompt_is_counted_as_it_is_rendered(name: str, tmp_path: Path) -> None:
     made = tokenizer(FAMILIES[name])
     made.save_pretrained(tmp_path)
