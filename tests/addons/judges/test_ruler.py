@@ -606,7 +606,7 @@ def test_groups_killed_in_the_middle_buy_no_answer_twice(tmp_path: Path, own_led
             "of the answers, those of all connections may not have been written yet"
         )
         assert not stage.outputs["rewards"].exists()
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, start_new_session=True)
+        stage.run()
         again = [asked(body) for body in server.bodies[before:]]
     assert not kept & set(again), "what was answered is not asked again"
     assert len(again) == len(set(again)) == count - len(kept)
