@@ -284,8 +284,9 @@ def test_a_gguf_file_that_is_still_to_come_is_known_by_its_name() -> None:
 # --- The commands
 
 
-def test_the_command_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+def test_the_command_and_what_a_flow_checks_need_neither_torch_nor_transformers() -> None:
     code = "import sys; sys.argv = ['plan', '--episode', '400,3,60,80']; "
+    code += "from steps.core.params import Params; from addons.planning import plan; plan.check(Params()); "
     code += "from addons.planning.__main__ import main; code = main(); "
     code += "print('heavy:', sorted({'torch', 'transformers', 'vllm', 'prefect'} & sys.modules.keys()), code)"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -70,7 +70,7 @@ def test_a_seed_gives_them_one_after_the_other() -> None:
 @pytest.mark.parametrize("habits", [SLOPPY, CAREFUL], ids=["sloppy", "careful"])
 def test_every_transcript_ends_with_an_answer_in_time(habits: Habits) -> None:
     turns = set()
-    for messages in take(1, habits, 500):
+    for messages in take(1, habits, 300):
         assert [message["role"] for message in messages[:2]] == ["system", "user"]
         assert [message["role"] for message in messages[2:]] == ["assistant", "tool"] * ((len(messages) - 2) // 2)
         name, _, observation = tool_calls(messages)[-1]
