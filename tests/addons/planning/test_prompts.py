@@ -1,4 +1,4 @@
-"""What is refused by a first prompt, and that it is counted as the stages count it. Nothing heavy is loaded: test_plan.py."""
+"""What a first prompt refuses, and that it is counted as the stages count it. That nothing heavy is loaded: test_plan.py."""
 
 from __future__ import annotations
 
