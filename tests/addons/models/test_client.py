@@ -152,7 +152,7 @@ def test_a_call_that_failed_is_made_again(how: int | str) -> None:
 
 def test_a_time_out_is_made_again() -> None:
     with Server(echo, in_turn(SLOW)) as server:
-        assert texts(ask_all(endpoint(server, timeout_seconds=0.2), [question("a")])) == ["re: a"]
+        assert texts(ask_all(endpoint(server, timeout_seconds=0.5), [question("a")])) == ["re: a"]
         assert server.calls == 2
 
 

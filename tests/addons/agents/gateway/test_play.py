@@ -73,7 +73,7 @@ class StandIn:
                 ("return_final_answer", {"answer": word, "source_ids": []}),
                 ("", {}),
             ],
-            [8, 4, 4, 1],
+            [4, 3, 4, 1],
         )[0]
         calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}] if name else []
         ids = self.chat.completion_ids({"role": "assistant", "content": "" if calls else word, "tool_calls": calls})
