@@ -81,13 +81,13 @@ def trainer() -> Trainer:
 
 
 def test_logprobs_and_gradients_are_those_over_the_allowed_tokens(trainer: Trainer, tmp_path: Path) -> None:
-    """100 random schemas in one batch. A free turn stands between prompt and grammar in every third row."""
+    """30 random schemas in one batch. A free turn stands between prompt and grammar in every third row."""
     import torch
 
     grammars, rng = trainer.grammars, random.Random(5)
     assert grammars is not None
     rows, sets = [], []
-    for number in range(100):
+    for number in range(30):
         grammar = json.dumps({"schema": json.dumps(schema(rng)), "ends": [END]})
         ids, own = sampled(grammars, grammar, rng)
         before = [rng.randrange(3, 2000) for _ in range(8)]

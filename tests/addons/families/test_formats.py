@@ -31,6 +31,7 @@ def known(parser: str | None) -> Format:
     return form
 
 
+COUNTS = pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.nightly)])  # of random turns
 KINDS = ("string", "integer", "number", "boolean", "array", "object")
 TOOLS: list[dict[str, Any]] = [
     {
@@ -100,11 +101,12 @@ def test_the_parsers_are_found_from_the_template(chats: dict[str, Chat], name: s
     )
 
 
+@COUNTS
 @pytest.mark.parametrize("name", FAMILIES)
-def test_random_calls_are_rendered_and_read_back(chats: dict[str, Chat], name: str) -> None:
+def test_random_calls_are_rendered_and_read_back(chats: dict[str, Chat], name: str, count: int) -> None:
     """Nested arguments, unicode, quotes and several calls, as the template writes them; read, they give the same tokens."""
     family, chat, rng = FAMILIES[name], chats[name], random.Random(1)
-    for _ in range(200):
+    for _ in range(count):
         words = rng.choice(["", "Let me see.", "naïve 😀"]) if family.has_words else ""
         asked: Message = {"role": "assistant", "content": words, "tool_calls": calls(rng, family.calls)}
         if family.reasoning_parser and rng.random() < 0.5:
@@ -118,12 +120,13 @@ def test_random_calls_are_rendered_and_read_back(chats: dict[str, Chat], name: s
         assert chat.completion_ids(again) == ids
 
 
+@COUNTS
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_that_is_cut_off_is_malformed(chats: dict[str, Chat], name: str) -> None:
+def test_a_call_that_is_cut_off_is_malformed(chats: dict[str, Chat], name: str, count: int) -> None:
     """Whole calls before the cut count. vLLM's parsers would complete some of the last calls, or leave them out."""
     family, chat, rng = FAMILIES[name], chats[name], random.Random(2)
     form = known(family.tool_parser)
-    for _ in range(200):
+    for _ in range(count):
         asked: Message = {"role": "assistant", "content": "", "tool_calls": calls(rng, family.calls)}
         written = chat.tokenizer.decode(chat.completion_ids(asked)[:-1])
         cut = written[: rng.randrange(len(written))]
@@ -289,9 +292,16 @@ def vllms(
     return thoughts, content, [{"name": call.name, "arguments": json.loads(call.arguments)} for call in found or ()]
 
 
-@pytest.mark.parametrize(("name", "count"), [("qwen2.5", 1000), ("qwen3", 300)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("qwen2.5", 200),
+        ("qwen3", 100),
+        pytest.param("qwen2.5", 2000, marks=pytest.mark.nightly),
+    ],
+)
 def test_our_parser_of_tagged_calls_reads_as_vllms(chats: dict[str, Chat], name: str, count: int) -> None:
-    """1,000 random turns. Where a call is malformed, vLLM drops all calls of the turn; ours drops that one, and says so."""
+    """Random turns. Where a call is malformed, vLLM drops all calls of the turn; ours drops that one, and says so."""
     chat, rng, seen = chats[name], random.Random(6), {"calls": 0, "none": 0, "malformed": 0}
     for _ in range(count):
         turn = outputs(rng)

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.support.capitals import CapitalsTask
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-EACH = 4  # scenarios of a split
+EACH = 2  # scenarios of a split
 PERU = Scenario.make(
     "_template",
     "train",

@@ -28,7 +28,7 @@ from tests.support.judged import Stage, attempt, group, quality, words
 from tests.support.openai_server import Answer, Body, Server
 
 # Of two attempts each; most are asked about twice, because the first answer cannot be used.
-GROUPS = [160, pytest.param(520, marks=pytest.mark.nightly)]
+GROUPS = [100, pytest.param(520, marks=pytest.mark.nightly)]
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ from tests.support.judged import Stage, group
 client.SHORTEST = 0.001
 folder, quiet, hostile, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 peaks = []
-for name, url, groups in (("quiet", quiet, 40), ("first", hostile, count), ("second", hostile, count)):
+for name, url, groups in (("quiet", quiet, 20), ("first", hostile, count), ("second", hostile, count)):
     endpoint = {"model": name.replace("second", "first"), "base_url": url, "max_retries": 1, "timeout_seconds": 20}
     score = {"judges": {"ruler": 1}, "ruler": {"endpoint": endpoint, "orders": 1, "probes": 0.0}}
     Stage(folder / name, [group(number, 2) for number in range(groups)], score).run()

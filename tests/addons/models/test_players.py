@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -34,9 +35,13 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SHORTEST", 0.01)
 
 
+@functools.cache
+def data_of(name: str) -> Any:
+    return environments.load(name).load(ROOT / "tasks_data" / name)
+
+
 def task(name: str, count: int = 6) -> tuple[type[Env], Any, list[tuple[Scenario, int]]]:
-    env = environments.load(name)
-    data = env.load(ROOT / "tasks_data" / name)
+    env, data = environments.load(name), data_of(name)
     return env, data, [(scenario, 0) for scenario in env.scenarios(data, "test", count, 3)]
 
 

@@ -14,14 +14,14 @@ import pytest
 import yaml
 
 from addons.planning import cards, gguf, models, plan, shapes, speed, workload
-from addons.planning.__main__ import alike, given, planned, table
+from addons.planning.__main__ import alike, given, main, planned, table
 from addons.planning.cards import CARDS, GIB, Machine
 from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.records import ITERATION_STAGES, Trajectory, Turn, write_records
-from tests.conftest import ROOT, python, run
+from tests.conftest import ROOT
 
 EPISODES = Episodes(400, 3, 60, 80, "as given")
 CPU = Machine("this machine", 24 * GIB, 4e11, 2e11, 3e10, False)
@@ -284,8 +284,9 @@ def test_a_gguf_file_that_is_still_to_come_is_known_by_its_name() -> None:
 # --- The commands
 
 
-def test_the_command_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+def test_the_command_and_what_a_flow_checks_need_neither_torch_nor_transformers() -> None:
     code = "import sys; sys.argv = ['plan', '--episode', '400,3,60,80']; "
+    code += "from steps.core.params import Params; from addons.planning import plan; plan.check(Params()); "
     code += "from addons.planning.__main__ import main; code = main(); "
     code += "print('heavy:', sorted({'torch', 'transformers', 'vllm', 'prefect'} & sys.modules.keys()), code)"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -294,7 +295,11 @@ def test_the_command_needs_neither_torch_nor_transformers(tmp_path: Path) -> Non
         assert word in printed
 
 
-def test_the_command_ends_with_1_where_it_cannot_run_and_writes_nothing() -> None:
+def test_the_command_ends_with_1_where_it_cannot_run_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["plan"])
     before = (ROOT / "params.yaml").read_bytes()
     words = [
         "--set",
@@ -306,10 +311,11 @@ def test_the_command_ends_with_1_where_it_cannot_run_and_writes_nothing() -> Non
         "--price",
         "1",
     ]
-    done = run(python("addons.planning.__main__", *words), ROOT)
-    assert done.returncode == 1
-    assert "it cannot run:" in done.stderr
-    assert "money" in done.stdout
+    sys.argv += words
+    assert main() == 1
+    said = capsys.readouterr()
+    assert "it cannot run:" in said.err
+    assert "money" in said.out
     assert (ROOT / "params.yaml").read_bytes() == before
 
 

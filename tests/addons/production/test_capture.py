@@ -89,6 +89,17 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "START", 60.0)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """For what is stored nowhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "PATIENCE", 60.0)
+        patch.setattr(capture, "START", 60.0)
+        set_up(patch, tmp_path_factory.mktemp("shared"))
+        with client_of() as made:
+            yield made
+
+
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestClient]:
     asked.clear()
@@ -251,8 +262,8 @@ def test_what_finds_no_room_is_counted_and_the_client_is_served(
         ({"response_id": "a", "correction": [1]}, "must be"),
     ],
 )
-def test_feedback_that_cannot_be_taken_is_explained(client: TestClient, body: Any, reason: str) -> None:
-    answer = client.post("/feedback", json=body)
+def test_feedback_that_cannot_be_taken_is_explained(shared: TestClient, body: Any, reason: str) -> None:
+    answer = shared.post("/feedback", json=body)
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
 

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -149,17 +148,23 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(published: Path, tmp_path: Path) -> None:
+def test_a_push_goes_as_far_as_a_stand_in_for_the_hub_lets_it(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
-    words = [sys.executable, "-m", "flows.export", "--to", str(tmp_path / "out"), "--push", "me/agent"]
-    known = os.environ | {"HF_ENDPOINT": address, "HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(words, cwd=published, env=known, capture_output=True, text=True, timeout=120)
+    monkeypatch.setattr(constants, "ENDPOINT", address)  # what HF_ENDPOINT says as it is imported
+    for name, value in {"HF_TOKEN": "hf_planted_secret", "NO_PROXY": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    code = export.main(["--to", str(tmp_path / "out"), "--push", "me/agent"])
     server.shutdown()
-    assert done.returncode == 2, done.stderr
-    assert "the hub refuses me/agent" in done.stderr
-    assert "hf_planted_secret" not in done.stdout + done.stderr
+    said = capsys.readouterr()
+    assert code == 2, said.err
+    assert "the hub refuses me/agent" in said.err
+    assert "hf_planted_secret" not in said.out + said.err
     paths = [path for path, _, _ in Hub.calls]
     assert "/api/repos/create" in paths
     assert any("/commit/" in path for path in paths), "the files were offered"

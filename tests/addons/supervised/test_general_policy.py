@@ -59,6 +59,7 @@ def test_the_folder_is_whole_and_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 8e6
 
 
+@pytest.mark.nightly
 def test_its_tokenizer_is_the_one_that_the_code_makes(tokenizer: Any) -> None:
     made = make_tokenizer(corpus(), PATTERN, (*FIXED_TEXTS, *MORE_FIXED_TEXTS))
     assert tokenizer.backend_tokenizer.to_str() == made.backend_tokenizer.to_str()

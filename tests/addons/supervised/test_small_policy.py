@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -33,6 +34,7 @@ TASKS: dict[str, type[Env]] = {
 }
 
 
+@functools.cache
 def data_of(task: str) -> Any:
     return TASKS[task].load(ROOT / "tasks_data" / task)
 

@@ -112,12 +112,30 @@ def sent(root: Path) -> list[Sent]:
     return [Sent(folder) for folder in sorted((root / ".flywheel/wandb").glob("offline-run-*"))]
 
 
-def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(project: Project) -> None:
+    """Begin a run, and end it after its first iteration as the end of a flow that is killed does."""
+    messages: list[str] = []
+    interrupted = wandb.WandbTracker(fake(project.root, messages))
+    interrupted.iteration("001")
+    interrupted.finish("KILLED")
+    interrupted.iteration("002")  # what is still being logged beside the flow is not sent
+    assert interrupted.process is not None
+    assert interrupted.process.wait(240) == 0
+    assert messages == []
+    time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
+
+
+def test_an_offline_run_that_was_interrupted_is_gone_on_with_and_holds_it_all(
+    project: Project, store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("SHOP_API_KEY", PLANTED["SHOP_API_KEY"])
+    interrupt(project)
     assert tracked(project) == []
     assert (project.root / ".flywheel/wandb.log").read_text() == ""
-    [offline] = sent(project.root)
+    [first, offline] = sent(project.root)
+    assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
+    assert first.run.run_id == offline.run.run_id
     key = str(lock.run_key(lock.read_lock(project.root)))
     assert (offline.run.run_id, offline.run.project, offline.run.run_group) == (key, "agent-flywheel", "toy")
     assert offline.run.display_name == f"toy seed 3 {key[:6]}"
@@ -168,25 +186,6 @@ def test_an_offline_run_holds_it_all(project: Project, store: None, monkeypatch:
     names = {path.name for path in offline.files.rglob("*")}
     assert names.isdisjoint({"wandb-metadata.json", "requirements.txt", "output.log", "diff.patch", "code"}), names
     assert not {field.name for field, _ in offline.run.ListFields()} & {"git", "host"}
-
-
-def test_an_interrupted_run_is_ended_and_gone_on_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    messages: list[str] = []
-    interrupted = wandb.WandbTracker(fake(project.root, messages))
-    interrupted.iteration("001")
-    interrupted.finish("KILLED")  # as the flow's end does
-    interrupted.iteration("002")  # what is still being logged beside the flow is not sent
-    assert interrupted.process is not None
-    assert interrupted.process.wait(240) == 0
-    [first] = sent(project.root)
-    assert ([row["_step"] for row in first.history], first.exit_code) == ([0, 1], 1)
-    time.sleep(1.05 - time.time() % 1)  # offline runs are named by the second
-    all_of_it(wandb.WandbTracker(fake(project.root, messages)), 2)
-    [_, second] = sent(project.root)
-    assert second.run.run_id == first.run.run_id == lock.run_key(lock.read_lock(project.root))
-    assert ([row["_step"] for row in second.history], second.exit_code) == ([0, 1, 2], 0)
-    assert messages == []
 
 
 def test_without_it_nothing_is_imported_or_started() -> None:

@@ -90,6 +90,7 @@ def application(statuses: dict[int, int]) -> Starlette:
     return Starlette(routes=[Route(f"{PREFIX}{name}", answer, methods=["POST"]) for name in DIALECTS])
 
 
+@pytest.mark.nightly
 def test_schemathesis_finds_nothing() -> None:
     statuses = {200: 0, 400: 0}
     description = openapi()

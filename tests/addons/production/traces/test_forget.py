@@ -77,7 +77,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(STEPS, st.sampled_from(NAMES))
 def test_deletion_finds_everything(steps: list[Any], name: str) -> None:
     root = Path(tempfile.mkdtemp())

@@ -101,11 +101,12 @@ def test_harmless_texts_stay(text: str) -> None:
     assert Privacy().text(text) == text
 
 
-def test_the_tasks_own_data_stay() -> None:
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.nightly)])
+def test_the_tasks_own_data_stay(step: int) -> None:
     privacy, changed = Privacy(), []
     for path in sorted(Path("tasks_data").glob("*/*.json*")):
         if "tokenizer" not in path.name and "policy" not in path.as_posix():
-            lines = path.read_text(encoding="utf-8").splitlines()[::4]
+            lines = path.read_text(encoding="utf-8").splitlines()[::step]
             changed += [(path.name, line[:80]) for line in lines if privacy.text(line) != line]
     assert changed == []
 
