@@ -213,10 +213,11 @@ def test_prefect_shows_the_run(project: Project) -> None:
 
 def test_again_runs_no_stage(project: Project) -> None:
     before = stamps(project.folder), lock(project.folder)
-    nowhere = Project(project.folder, "http://127.0.0.1:9/api")
-    again = nowhere.train(FLYWHEEL_WORKER="off")  # which would import everything for no stage
+    again = project.train(FLYWHEEL_WORKER="off")  # which would import everything for no stage
     assert again.returncode == 0, again.stderr
     assert (stamps(project.folder), lock(project.folder)) == before
+    nowhere = Project(project.folder, "http://127.0.0.1:9/api")
+    again = nowhere.train(FLYWHEEL_WORKER="off")
     assert "nothing has changed since this run ended" in again.stdout, again.stdout + again.stderr
     assert " trained: test success " in again.stdout, "what a run ends with"
     (project.folder / "environments/added.py").write_text("")
