@@ -30,22 +30,25 @@ from steps.kit.process import alive
 from steps.runner import handover
 from tests.conftest import ROOT, free_port
 
-# A service with a process of its own, as Prefect's server has one. It writes both ids when it is ready.
+# A service with a process of its own, as Prefect's server has one. It writes both ids when it is ready. Both sleep for
+# moments, because a signal that comes just before signal.pause() or a long sleep would be handled after it.
 SERVICE = """
-import os, pathlib, signal, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+import os, pathlib, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time\\nwhile True: time.sleep(0.05)"])
 signal.signal(signal.SIGINT, lambda *_: sys.exit(child.wait()))
 pathlib.Path("written").write_text("secret")
 pathlib.Path("pids.new").write_text(f"{os.getpid()} {child.pid}")
 os.rename("pids.new", "pids")
-signal.pause()
+while True:
+    time.sleep(0.05)
 """
 STARTER = """
-import os, pathlib, signal, sys
+import os, pathlib, time
 from flows.deployment.services import Services
 with Services(pathlib.Path("state"), dict(os.environ)) as services:
     services.start("service", "service")
-    signal.pause()
+    while True:
+        time.sleep(0.05)
 """
 
 

@@ -172,6 +172,7 @@ print([faults() for _ in range(20)][-1])
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc alone is told to")
 def test_memory_of_tensors_is_kept() -> None:
     """What is freed is soon not asked of the kernel again; without being told, it is: a page fault each 4 KiB, or 2 MiB."""

@@ -204,7 +204,7 @@ def split_rows(row: Row) -> list[Row]:
     return split
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "gspo"])
+@pytest.mark.parametrize("loss_type", ["grpo", pytest.param("bnpo", marks=pytest.mark.nightly), "gspo"])
 def test_an_episode_in_many_rows_has_the_gradient_of_the_same_tokens_in_one(
     policy: Policy, gradients: list[list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss_type: str
 ) -> None:
