@@ -199,7 +199,7 @@ test: dev  ## run make check and all tests (ARGS="-k name")
 	@$(RUN) python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
 	$(CHECK) || { kill $$compiling 2>/dev/null; exit 1; }; wait $$compiling || true
 	@echo "test: pytest"
-	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false $(RUN) python -m pytest -n 4 $(ARGS)
+	@OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false $(RUN) python -m pytest -n 3 $(ARGS)
 
 # Each part runs whether or not another fails. Like CHECK, BY_NIGHT does not name MAKE in a line of its own.
 BY_NIGHT = $(MAKE) --no-print-directory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from addons.planning.__main__ import alike, given, main, planned, table
 from addons.planning.cards import CARDS, GIB, Machine
 from addons.planning.models import COMMON
 from addons.planning.workload import Episodes
+from flows.terminal import command
 from steps.core.errors import UserError
 from steps.core.params import Params
 from steps.core.records import ITERATION_STAGES, Trajectory, Turn, write_records
@@ -312,7 +314,12 @@ def test_the_command_ends_with_1_where_it_cannot_run_and_writes_nothing(
         "1",
     ]
     sys.argv += words
-    assert main() == 1
+    before_main = {number: signal.getsignal(number) for number in command.STOPPING}
+    try:
+        assert main() == 1
+    finally:  # a command that ends is not to be stopped any more
+        for number, handler in before_main.items():
+            signal.signal(number, handler)
     said = capsys.readouterr()
     assert "it cannot run:" in said.err
     assert "money" in said.out
