@@ -49,8 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that with several processes (`-n 3`) the longest ones do not come last."""
-    items.sort(key=lambda item: not has_slow_tests(item.path))  # stable: within both, the order stays
+    """What shares the trained project first, then files with slow tests, so that with several processes (`-n 3`) the longest
+    ones do not come last."""
+    items.sort(key=lambda item: (shared_by(item.path) != "Project", not has_slow_tests(item.path)))  # stable
 
 
 def pytest_collection_finish() -> None:
@@ -82,7 +83,7 @@ def has_slow_tests(file: Path) -> bool:
 @functools.cache
 def shared_by(file: Path) -> str | None:
     """What a file shares with others: a class of this module, which it imports for a fixture of the whole session. Prefect's
-    server is the one that `Project` has: another costs 9 s of a core to start, and 2 s a minute to keep."""
+    server is the one that `Project` has: another costs 9 s of a core to start, and 2 a minute to keep."""
     text = file.read_text()
     if re.search(r"^from tests\.(support\.sources|project\.(house|test_layout)) ", text, re.MULTILINE):
         return "sources"  # 500 modules, which are parsed once
@@ -368,6 +369,15 @@ def s3_variables(url: str) -> dict[str, str]:
     return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1,localhost"}
 
 
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End Prefect's server after the files that share it: it takes 2 s of a core a minute."""
+    if prefect_servers and (nextitem is None or shared_by(nextitem.path) != "Project"):
+        end(prefect_servers.pop())
+
+
+prefect_servers: list[subprocess.Popen[str]] = []  # that run for the fixture below
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real Prefect server's API."""
@@ -377,6 +387,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process = start(words, folder, log=folder / "server.log")
     try:
         wait_for(f"http://127.0.0.1:{port}/api/health", process)
+        prefect_servers.append(process)
         yield f"http://127.0.0.1:{port}/api"
     finally:
         end(process)
@@ -399,7 +410,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Iterator[Project]:
     """The main job on small numbers, on the real Prefect server: stopped by Ctrl-C in iteration 1, then run to its end."""
     project = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
-    change_params(project.folder, SMALL | {"evaluate": {"sampled_attempts": 1}})
+    change_params(project.folder, SMALL)
     process = start(python("flows.train"), project.folder, PREFECT_API_URL=prefect_server)
     batch, until = project.folder / "run/001/trajectories.parquet", time.monotonic() + 240
     try:
