@@ -74,7 +74,7 @@ def test_a_full_request_is_read_and_each_wrong_value_in_it_is_no_crash(dialect: 
 
 @pytest.mark.parametrize("dialect", FULL)
 def test_any_json_is_read_or_refused(dialect: Any) -> None:
-    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(places(FULL[dialect])))
