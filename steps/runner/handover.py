@@ -46,9 +46,7 @@ _KEYED = "VLLM_ OMP_ MKL_ KMP_ CUDA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKE
 KEYED = (*_KEYED.split(), "OPENAI_", "PYTHONPATH", "PYTHONHASHSEED", "LD_", "FLYWHEEL_")
 CLIENTS_OWN = ("FLYWHEEL_PROGRESS", "FLYWHEEL_LOG", "FLYWHEEL_WORKER", "FLYWHEEL_IDLE_SECONDS")
 NONE: Mapping[str, str] = {}
-LANE = (
-    "FLYWHEEL_LANE"  # the name of a worker beside the usual one, whose stages run at the same time as the usual one's
-)
+LANE = "FLYWHEEL_LANE"  # the name of a worker beside the usual one, whose stages run at the same time as that one's
 CORES = "FLYWHEEL_CORES"  # the processor cores that such a worker uses, by their numbers; all where it is not set
 REQUEST = ("module", "function", "arguments", "idle_seconds", "environment", "umask")
 ENDING = ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0))  # signals, and the seconds that a worker gets for each

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 20_548,
+    "lines that the main job reaches": 20_546,
     "modules that the main job reaches": 139,
-    "lines with what it asks all add-ons for": 35_122,
-    "lines of the product": 71_504,
+    "lines with what it asks all add-ons for": 35_120,
+    "lines of the product": 71_505,
     "modules of the product": 505,
-    "lines of environments, steps and flows": 40_632,
+    "lines of environments, steps and flows": 40_633,
     "settings of the core": 109,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
