@@ -193,7 +193,7 @@ check-task: dev  ## test a task or an agent by the rules for every task, and by 
 
 # What tests import is compiled on one core while mypy works on the other: all processes of the tests would do it otherwise.
 # By a variable of its own, because a line that names MAKE itself is run by `make --dry-run`, too.
-# Three processes on two cores, because tests wait for a quarter of their time: 8:39 in place of 9:37 with two.
+# Three processes on two cores, because tests wait for a quarter of their time. Four are no faster.
 CHECK = $(MAKE) --no-print-directory check
 test: dev  ## run make check and all tests (ARGS="-k name")
 	@$(RUN) python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; \
