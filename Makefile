@@ -191,7 +191,7 @@ check-task: dev  ## test a task or an agent by the rules for every task, and by 
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m pytest -q tests/environments/test_environments.py $(wildcard tests/environments/test_$(NAME).py) --task "$(NAME)" $(ARGS)
 
-# What tests import is compiled on one core while mypy works on the other: all processes of the tests would do it otherwise.
+# What tests import is compiled while mypy works: all processes of the tests would do it otherwise.
 # By a variable of its own, because a line that names MAKE itself is run by `make --dry-run`, too.
 # Three processes on two cores, because tests wait for a quarter of their time. Four are no faster.
 CHECK = $(MAKE) --no-print-directory check

@@ -43,7 +43,7 @@ QUICK: dict[str, object] = {"train.iterations": 3}
 def run_seed(seed: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """`flows.train` with this seed in a clone of the committed tree; its summary and validation curve."""
     root = _runs.clone(folder / f"seed{seed}")
-    settings = (QUICK if options.quick else {}) | {"evaluate.sampled_attempts": 1 if options.task == MAIN else 0}
+    settings = (QUICK if options.quick else {}) | ({"evaluate.sampled_attempts": 1} if options.task == MAIN else {})
     words = [*_runs.training({"seed": seed} | settings), "--name", f"seed{seed}", "--task", options.task]
     words += ["--preset", options.preset] if options.preset else []
     ruler = options.ruler

@@ -1,8 +1,8 @@
 """Evaluate: one attempt at each scenario of a split that an adapter was not trained on, greedy by default.
 
-Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. A policy
-with an adapter makes further attempts at temperature 1, of which sampled.parquet holds the rewards. With a policy.kind
-of addons/models/players.py there is no adapter: the option is not needed, and not read.
+Writes a summary, and every trajectory with its reward, so that two policies can be compared scenario by scenario. With
+evaluate.sampled_attempts a policy with an adapter makes further attempts at temperature 1, of which sampled.parquet holds
+the rewards. With a policy.kind of addons/models/players.py there is no adapter: the option is not needed, and not read.
 
 Where attempts have no reward, because the task has no rule or an agent of your own returned none, a judge compares each with
 the base policy's attempt at the same scenario (addons/judges/pairs.py). The summary then says how often it was judged

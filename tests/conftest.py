@@ -369,13 +369,13 @@ def s3_variables(url: str) -> dict[str, str]:
     return keys | {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1,localhost"}
 
 
+prefect_servers: list[subprocess.Popen[str]] = []  # that run for the fixture below
+
+
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End Prefect's server after the files that share it: it takes 2 s of a core a minute."""
     if prefect_servers and (nextitem is None or shared_by(nextitem.path) != "Project"):
         end(prefect_servers.pop())
-
-
-prefect_servers: list[subprocess.Popen[str]] = []  # that run for the fixture below
 
 
 @pytest.fixture(scope="session")
@@ -410,7 +410,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Iterator[Project]:
     """The main job on small numbers, on the real Prefect server: stopped by Ctrl-C in iteration 1, then run to its end."""
     project = Project(copy_project(tmp_path_factory.mktemp("project")), prefect_server)
-    change_params(project.folder, SMALL)
+    change_params(project.folder, SMALL | {"evaluate": {"sampled_attempts": 1}})
     process = start(python("flows.train"), project.folder, PREFECT_API_URL=prefect_server)
     batch, until = project.folder / "run/001/trajectories.parquet", time.monotonic() + 240
     try:

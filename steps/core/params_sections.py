@@ -103,7 +103,7 @@ class Score(Section):
 
 @opened("evaluate")
 class Evaluate(Episodes):
-    """How a policy is evaluated: one attempt at each scenario, which decides, and sampled attempts beside it."""
+    """How a policy is evaluated: one attempt at each scenario, which decides, and more beside it if wanted."""
 
     temperature: float = Field(0.0, ge=0, le=2)
     """0 is greedy; above 0 the random draws are the same for every policy."""

@@ -334,13 +334,14 @@ def test_gold_reaches_the_target_and_bad_does_not(rules: dict[str, Any]) -> None
         assert lucky <= 1
 
 
-def test_cycling_without_a_look_at_the_board_wins_few_games() -> None:
+@pytest.mark.parametrize("rules", [pytest.param(GAME, marks=pytest.mark.nightly), PRESET], ids=["4x4", "preset"])
+def test_cycling_without_a_look_at_the_board_wins_few_games(rules: dict[str, Any]) -> None:
     """The best of all cycles through the four directions once won two of five games, more than the trained policy."""
-    made = Game2048.scenarios(PRESET, "val", 60, 3)
+    made = Game2048.scenarios(rules, "val", 60, 3)
     for cycle in itertools.permutations(DIRECTIONS):
         wins = 0
         for one in made:
-            env, messages, directions = Game2048(one, PRESET), list(one.messages), itertools.cycle(cycle)
+            env, messages, directions = Game2048(one, rules), list(one.messages), itertools.cycle(cycle)
             while not env.done:
                 turn = use("move", direction=next(directions))
                 messages += [turn, *env.step(turn)]

@@ -129,6 +129,7 @@ def test_every_interval_that_is_shown_is_that_of_groups_of_alike_scenarios(proje
         names = {scenario.id: env.cluster(scenario, data) for scenario in scenarios}
         assert names == {name: stored[name] for name in names}
         assert summary.ci95 == expected(path.with_name("rewards.parquet"), names)
+        assert summary.sampled_ci95 == expected(path.with_name("sampled.parquet"), names)
         assert summary.clusters == len(set(names.values()))
         assert summary.counted == counted(summary.n, summary.clusters)
         low, high = summary.ci95

@@ -525,7 +525,7 @@ def test_a_task_that_is_none_is_refused_before_anything_is_installed(tree: Path)
     assert done.stderr.startswith(
         "There is no preset smolm2; did you mean smollm2? The models with a preset are smollm2."
     )
-    for task in ("chess", "gymnasium:Taxi-v4"):
+    for task in ("chess", "my_team.my_task", "gymnasium:Taxi-v4", ""):
         done = make(tree, "train", f"TASK={task}", PYTHON="python-that-is-missing")
         assert done.stderr.startswith("Python 3.11 to 3.13 with venv is needed")
 

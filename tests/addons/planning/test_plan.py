@@ -314,11 +314,11 @@ def test_the_command_ends_with_1_where_it_cannot_run_and_writes_nothing(
         "1",
     ]
     sys.argv += words
-    before_main = {number: signal.getsignal(number) for number in command.STOPPING}
+    handlers = {number: signal.getsignal(number) for number in command.STOPPING}
     try:
         assert main() == 1
     finally:  # a command that ends is not to be stopped any more
-        for number, handler in before_main.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     said = capsys.readouterr()
     assert "it cannot run:" in said.err
