@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.section import at
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def start(
     from steps.training.model import take_adapter
 
     prepare_training(params.policy.threads, params.policy.deterministic)
-    if params.policy.start_optimizer:
+    if at(params, "policy.start_optimizer"):
         trainer = grpo.Trainer(params.policy, checkpoint=policy)
         if trainer.adapter_hash != adapter_hash(policy):
             raise UserError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from steps.core.errors import UserError
 from steps.core.ports import bring
 from steps.core.progress import say
+from steps.core.section import at
 from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def update(
         return
     batch, judged = read_batch(trajectories, rewards)
     prepare_training(params.policy.threads, params.policy.deterministic)
-    trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=params.update.shard)
+    trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=bool(at(params, "update.shard")))
     if params.update.reference != "start":
         trainer.start = None  # which later iterations will not read
     elif trainer.start is None:
@@ -95,7 +96,7 @@ def launch(params: UpdateParams, **files: Input | Output | None) -> None:
     from steps.policy.machine import make_room
 
     make_room()
-    bring("launcher", params.update.launcher, "update.launcher")(update, params, **files)
+    bring("launcher", at(params, "update.launcher"), "update.launcher")(update, params, **files)
 
 
 class Plan(NamedTuple):
@@ -139,8 +140,8 @@ def planned(
         advantages, flat_count = batches.advantages(scores, group_of, params.update.scale_rewards or "group")
     by_turn: list[list[float]] = [[] for _ in batch]
     turn_metrics: dict[str, float] = {}
-    if params.update.advantages != "grpo":
-        credit_turns = bring("advantages", params.update.advantages, "update.advantages")
+    if (name := at(params, "update.advantages") or "grpo") != "grpo":
+        credit_turns = bring("advantages", name, "update.advantages")
         advantages, by_turn, flat_count, turn_metrics = credit_turns(batch, scores, advantages, scenarios, params)
     fates = {
         trajectory.id: fate(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addons.accelerate import ranks
+from addons.accelerate.section import Divided
 from addons.fleet import raycluster
 from addons.fleet.section import Elsewhere
 from steps.core import errors, progress
@@ -58,7 +59,7 @@ def launch(function: Callable, params: UpdateParams, **files: object) -> None:
     """Run the stage update on these files on the cluster (update.launcher: ray)."""
     raycluster.connect(Elsewhere.of(params.policy).cluster)
     raycluster.make_room()
-    shared(params.update.processes, params.policy.threads, function, **files, params=params)
+    shared(Divided.of(params.update).processes, params.policy.threads, function, **files, params=params)
 
 
 def shared(count: int, threads: int, function: Callable, **values: object) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from steps.core.section import MoreFields, Section
+from steps.core.section import MoreFields, Section, at
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -54,7 +54,7 @@ class Elsewhere(MoreFields):
     `threads` CPUs, or `tensor_parallel` GPUs where the cluster has GPUs."""
 
     def check_with(self, params: Params) -> None:
-        kind, launcher = params.policy.kind, params.update.launcher
+        kind, launcher = params.policy.kind, at(params, "update.launcher")
         if (kind == "server") != (self.servers is not None):
             wrong = "is needed with" if self.servers is None else "would have no effect without"
             raise ValueError(f"policy.servers {wrong} policy.kind: server")

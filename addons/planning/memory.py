@@ -16,6 +16,7 @@ from addons.planning.cards import GIB, Machine
 from addons.planning.shapes import Shape
 from addons.planning.workload import Batch
 from steps.core.progress import report_to
+from steps.core.section import at
 from steps.policy.served import RANKS
 from steps.training import memory as training
 
@@ -157,7 +158,7 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
     number = size(params)
     parts = {
         "libraries": float(LIBRARIES + TRAINING + SAMPLING),
-        "weights of the engine": weights(shape, params) + (0 if params.policy.share_weights else packed(shape, number)),
+        "weights of the engine": weights(shape, params) + (0 if is_shared(params) else packed(shape, number)),
         "KV cache": cache_on_cpu(),
         "engine's buffers": engine_buffers(shape, params, batch.episodes, machine),
         "weights of the trainer": own_weights(shape, params),
@@ -174,7 +175,12 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
 
 def own_weights(shape: Shape, params: Params) -> float:
     """Weights that the trainer does not have from the engine."""
-    return 0.0 if params.policy.share_weights else weights(shape, params)
+    return 0.0 if is_shared(params) else weights(shape, params)
+
+
+def is_shared(params: Params) -> bool:
+    """Whether trainer and engine have one copy of the base weights."""
+    return bool(at(params, "policy.share_weights"))
 
 
 def packed(shape: Shape, number: int) -> float:

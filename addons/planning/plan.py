@@ -19,6 +19,7 @@ from addons.planning.speed import Seconds
 from addons.planning.workload import Batch, Episodes
 from flows.training.start import read_origin
 from steps.core.errors import UserError
+from steps.core.section import at
 from steps.policy import adapter
 from steps.training.memory import TOKENS
 
@@ -158,14 +159,14 @@ def check_adapters(root: Path, params: Params, folder: Path) -> None:
 
 def unplanned(params: Params) -> str:
     """The setting that the plan's formulas leave out, with its value; empty where there is none."""
-    policy, update = params.policy, params.update
+    policy, launcher, processes = params.policy, at(params, "update.launcher"), at(params, "update.processes") or 1
     settings = {
         "policy.kind": policy.kind if policy.kind != "vllm" else None,
         "policy.quantization": policy.quantization,
         "policy.rollout_quantization": policy.rollout_quantization,
         "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
-        "update.processes": update.processes if update.processes > 1 else None,
-        "update.launcher": update.launcher if update.launcher == "ray" else None,
+        "update.processes": processes if processes > 1 else None,
+        "update.launcher": launcher if launcher == "ray" else None,
     }
     return next((f"{name}: {value}" for name, value in settings.items() if value), "")
 

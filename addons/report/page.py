@@ -20,6 +20,7 @@ from flows.terminal.report import RUN
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.files import write_text
 from steps.core.masking import masked
+from steps.core.section import at
 from steps.core.stats import counted
 from steps.project import chain
 from steps.project.chain import BASE
@@ -210,7 +211,7 @@ def lineage(params: Params, name: str) -> dict[str, str]:
         "base model": f"{params.policy.base_model} {params.policy.revision or ''}".strip(),
         "adapter": f"{adapter_hash(RUN / name / 'adapter')} (run/{name})",
         "continued from": f"{adapter_hash(RUN / previous / 'adapter')} (run/{previous})" if previous else "",
-        "begun from": str(params.policy.start_from or ""),
+        "begun from": str(at(params, "policy.start_from") or ""),
         "seed": str(params.seed),
     }
     return {key: value for key, value in rows.items() if value}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from addons.starts.section import Started
 from flows.deployment import workspace
 from flows.deployment.checkout import restore, source
 from flows.training import start
@@ -48,15 +49,16 @@ class Brought(NamedTuple):
 def bring(root: Path, params: Params, to: Path) -> dict[str, Any]:
     """Copy the adapter of policy.start_from, and its checkpoint where start_optimizer wants it, to the folder `to`; what it
     is. UserError where it is not there, or does not fit the policy."""
-    policy, address = params.policy, str(params.policy.start_from)
+    policy, asked = params.policy, Started.of(params.policy)
+    address = str(asked.start_from)
     if address.startswith("models:/"):
         brought = from_registry(root, address, to)
     elif address.startswith("run:"):
-        brought = from_run(root, address, to, policy.start_optimizer)
+        brought = from_run(root, address, to, asked.start_optimizer)
     elif Path(address).exists():
-        brought = from_folder(Path(address), to, policy.start_optimizer)
+        brought = from_folder(Path(address), to, asked.start_optimizer)
     else:
-        brought = from_hub(address, to, policy.start_optimizer)
+        brought = from_hub(address, to, asked.start_optimizer)
     check(to, policy, brought)
     return {"from": address, "resolved": brought.resolved, "adapter": adapter_hash(to), "about": brought.about}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from steps.core.section import MoreFields, OptionalSection, for_one_task
+from steps.core.section import MoreFields, OptionalSection, at, for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -65,7 +65,7 @@ class Sft(OptionalSection):
 
     def check_with(self, params: Params) -> None:
         for_one_task(params, "sft")
-        if params.policy.start_optimizer:
+        if at(params, "policy.start_optimizer"):
             raise ValueError(
                 "policy.start_optimizer would have no effect with sft, which trains in between; take one of the two out"
             )

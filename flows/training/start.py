@@ -33,7 +33,7 @@ ORIGIN = "origin.json"
 
 def origins(params: Params) -> list[str]:
     """The stages before iteration 001 that make what it continues: START, SFT, both or none."""
-    return [START] * (params.policy.start_from is not None) + [SFT] * params.is_taught
+    return [START] * (at(params, "policy.start_from") is not None) + [SFT] * params.is_taught
 
 
 def opponent(params: Params) -> int | str | None:
@@ -76,7 +76,7 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
     try:
         temporary.mkdir(mode=0o700)  # people's words may be in it
         origin: dict[str, Any] = {"asked": asked}
-        if params.policy.start_from is not None:
+        if at(params, "policy.start_from") is not None:
             origin["policy"] = bring("source", "adapter", "policy.start_from").bring(root, params, temporary / "policy")
         if opponent(params) == CHAMPION:
             source = bring("source", "adapter", "rollout.opponent")
@@ -98,8 +98,8 @@ def prepare(params: Params, keep: bool = False) -> list[str]:
 def asked_for(params: Params) -> dict[str, Any]:
     """What decides what start/ holds, as JSON data."""
     asked: dict[str, Any] = {}
-    if params.policy.start_from is not None:
-        asked |= {"start_from": params.policy.start_from, "start_optimizer": params.policy.start_optimizer}
+    if at(params, "policy.start_from") is not None:
+        asked |= {name: at(params.policy, name) for name in ("start_from", "start_optimizer")}
     if opponent(params) == CHAMPION:
         asked["opponent"] = champion_of(params)
     for brought in materials(params).values():

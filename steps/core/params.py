@@ -63,20 +63,10 @@ class Params(Section):
             )
         self._check_shards()
         self._check_start()
-        if self.update.shard and self.policy.quantization:
-            raise ValueError(
-                f"update.shard does not work with policy.quantization: {self.policy.quantization}, whose weights are not "
-                "divided; take one of the two out"
-            )
         if self.policy.rollout_quantization and self.update.vllm_importance_sampling_correction is False:
             raise ValueError(
                 "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
                 f"{self.policy.rollout_quantization}, which samples from rounded weights; take one of the two out"
-            )
-        if self.policy.share_weights and (self.update.processes > 1 or self.update.launcher == "ray"):
-            raise ValueError(
-                f"policy.share_weights does not go with update.launcher: {self.update.launcher} and update.processes: "
-                f"{self.update.processes}: the update is then made in other processes than the engine's; take one out"
             )
         if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
             raise ValueError(
@@ -105,7 +95,7 @@ class Params(Section):
     def _check_start(self) -> None:
         """Put in the default reference. ValueError for a reference that is the base policy, and for optimiser state that
         training would not carry on."""
-        has_start = self.policy.start_from is not None or self.is_taught
+        has_start = at(self, "policy.start_from") is not None or self.is_taught
         if self.update.reference is None and self.update.beta:
             update = self.update.model_copy(update={"reference": "start" if has_start else "base"})
             object.__setattr__(self, "update", update)

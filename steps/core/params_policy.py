@@ -48,13 +48,6 @@ class Policy(Section):
     """vLLM's parser of the model's reasoning. null: found from the chat template; none: reasoning is read as plain text."""
     lora: Lora = Lora()
     """The adapter that is trained."""
-    start_from: str | None = Field(None, min_length=1)
-    """The adapter that training begins with (docs/start.md): models:/<name>@<alias> or models:/<name>/<number> of the
-    registry, run:<name>/<iteration> of a kept run (without an iteration its best one), a folder that holds an adapter or
-    a checkpoint, or a PEFT adapter on the Hugging Face Hub (<owner>/<name>, or with @<commit>). null: a fresh one."""
-    start_optimizer: bool = False
-    """Carry on Adam's moments and the count of optimiser steps, too. Read with start_from of a run or a folder that holds a
-    checkpoint; a registered version and an adapter on the Hub have none."""
     threads: int = Field(2, ge=1, le=1024)
     """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
     gives other bytes. Give a machine with more cores more of them."""
@@ -66,11 +59,6 @@ class Policy(Section):
     tensor_parallel: int = Field(1, ge=1, le=64)
     """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
     On a CPU 1 alone."""
-    share_weights: bool = False
-    """Trainer and engine compute with the same tensors of the base model, where each has a copy of its own otherwise
-    (addons/sharing/weights.py). On a GPU they then stay on the card, and only keys and values leave it for the update. On a
-    CPU the engine samples more slowly (docs/gpu.md) and rounds otherwise: the run gives other bytes. Of kind vllm alone,
-    without `tensor_parallel` and `quantization`, and with an update in one process."""
     quantization: Literal["bnb-4bit"] | None = None
     """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
     Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
@@ -81,10 +69,8 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def check(self) -> Policy:
-        self._check_start()
         if self.rollout_quantization and (reason := self._why_not_in_8_bits()):
             raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")
-        self._check_shared()
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -102,46 +88,6 @@ class Policy(Section):
         if self.quantization:
             return f"does not go with policy.quantization: {self.quantization}"
         return None if self.dtype == "bfloat16" else f"needs policy.dtype: bfloat16, and it is {self.dtype}"
-
-    def _check_start(self) -> None:
-        """ValueError for a start that nothing would read, and for one whose form says already that it cannot be."""
-        if self.start_from is None:
-            if self.start_optimizer:
-                raise ValueError("policy.start_optimizer would have no effect without policy.start_from; take it out")
-            return
-        if not self.has_adapter:
-            raise ValueError(f"policy.start_from would have no effect with policy.kind: {self.kind}; take it out")
-        is_version, is_run = self.start_from.startswith("models:"), self.start_from.startswith("run:")
-        if is_version and not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/[0-9]+)", self.start_from):
-            raise ValueError(
-                f"policy.start_from: {self.start_from} is no version of a registered model: write models:/<name>@<alias> "
-                "or models:/<name>/<number>"
-            )
-        if is_run and not re.fullmatch(r"run:[^/\s]+(/\d{3})?", self.start_from):
-            raise ValueError(
-                f"policy.start_from: {self.start_from} is no iteration of a run: write run:<name>/<three digits>, such as "
-                "run:nightly-7/003, or run:<name> for its best one"
-            )
-        if is_version and self.start_optimizer:
-            raise ValueError(
-                "policy.start_optimizer would have no effect: a registered version holds no optimiser state. Start from the "
-                "run that made it (policy.start_from: run:<name>/<iteration>), or take start_optimizer out"
-            )
-
-    def _check_shared(self) -> None:
-        """ValueError where the engine's tensors are none that the trainer could have, or are in another process."""
-        others = {
-            "kind": self.kind if self.kind != "vllm" else None,
-            "tensor_parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
-            "quantization": self.quantization,
-            "rollout_quantization": self.rollout_quantization,
-        }
-        for name, value in others.items():
-            if self.share_weights and value:
-                raise ValueError(
-                    f"policy.share_weights does not go with policy.{name}: {value}, because trainer and engine share whole "
-                    "tensors in `dtype`, in one process; take one of the two out"
-                )
 
     @property
     def has_adapter(self) -> bool:

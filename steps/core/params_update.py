@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from steps.core.params_loss import Loss
-from steps.core.section import Section
+from steps.core.section import Section, opened
 
 
 class Minimum(Section):
@@ -17,6 +17,7 @@ class Minimum(Section):
     """The least learning rate."""
 
 
+@opened("update")
 class Update(Loss):
     """The GRPO update, with the names and meanings of TRL's GRPOConfig.
 
@@ -31,11 +32,6 @@ class Update(Loss):
     reward, divided by its own standard deviation in the group, and their sum, with the weights of score.judges, by its own
     in the batch (GDPO, arXiv:2601.05242): parts of different scales then count as their weights say. A part that an attempt
     lacks is 0, and what a truncated one loses is a part, too."""
-    advantages: Literal["grpo", "gigpo"] = "grpo"
-    """grpo: all turns of an episode have its advantage. gigpo: each turn's is added, from turns of the scenario's other
-    attempts that start from the same state (arXiv:2505.10978, addons/gigpo/credit.py; scale_rewards: group is the paper's
-    division by the standard deviation, none its normaliser of 1). Not with ratios of whole episodes (gspo, luspo, vespo, and
-    importance_sampling_level: sequence)."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
@@ -105,15 +101,6 @@ class Update(Loss):
     gradient_checkpointing: bool | None = None
     """Keep each layer's input alone, and compute the layer again for its gradient: less memory, more time. null: not on a
     CPU; on a GPU where 4096 tokens, or the longest trajectory, would not fit otherwise; with policy.deterministic always."""
-    launcher: Literal["none", "accelerate", "ray"] = "none"
-    """none: one process updates. accelerate: `processes` of them on this machine share each optimiser step, with a GPU each
-    where there are GPUs. ray: workers of the Ray cluster `policy.cluster` do, on as many machines as it takes; one alone
-    is allowed, too."""
-    processes: int = Field(1, ge=1, le=64)
-    """How many. Sums are rounded otherwise than in one process, so the run gives other bytes."""
-    shard: bool = False
-    """Each process holds a part of the base model's layers, and gets the rest from the others when it computes (FSDP2), for
-    a base model that does not fit on one card. Read with processes above 1."""
 
     @model_validator(mode="after")
     def resolve(self) -> Update:
@@ -124,20 +111,8 @@ class Update(Loss):
         is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
         self._resolve_loss()
-        is_gigpo = self.advantages == "gigpo"
-        if is_gigpo and (self.importance_sampling_level == "sequence" or self.loss_type == "vespo"):
-            raise ValueError(
-                f"update.advantages: gigpo does not go with update.loss_type: {self.loss_type} and "
-                f"update.importance_sampling_level: {self.importance_sampling_level}, whose ratio of a whole episode "
-                "spreads each turn's advantage over all turns; take one of the two out"
-            )
         is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
         self._resolve("scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
-        if is_gigpo and not is_summed:
-            raise ValueError(
-                "update.multi_objective_aggregation: normalize_then_sum does not go with update.advantages: gigpo, which "
-                "compares turns by the score: take one of the two out"
-            )
         self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
         has_least = self.lr_scheduler_type == "cosine_with_min_lr"
         self._resolve("lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
@@ -164,12 +139,6 @@ class Update(Loss):
                 f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "
                 "update.loss_type: vespo, which multiplies the tokens' weights itself: set token_truncate or token_mask"
             )
-        if self.launcher == "none" and self.processes > 1:
-            raise ValueError(
-                f"update.processes: {self.processes} needs update.launcher: accelerate or ray, which starts them"
-            )
-        if self.shard and self.processes == 1:
-            raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
         return self
 
     def of_dtype(self, dtype: str) -> Update:

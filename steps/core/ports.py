@@ -94,6 +94,9 @@ SECTIONS = {
     "policy.endpoint": "models",
     "policy.engines": "fleet",
     "policy.servers": "fleet",
+    "policy.share_weights": "sharing",
+    "policy.start_from": "starts",
+    "policy.start_optimizer": "starts",
     "rollout.curriculum": "drawing",
     "rollout.opponent": "selfplay",
     "rollout.resample": "drawing",
@@ -105,6 +108,10 @@ SECTIONS = {
     "score.ruler": "judges",
     "serve": "production",
     "sft": "supervised",
+    "update.advantages": "gigpo",
+    "update.launcher": "accelerate",
+    "update.processes": "accelerate",
+    "update.shard": "accelerate",
 }
 
 

@@ -71,6 +71,7 @@ def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
     has no chat template."""
     check_gpus(policy)
+    import_lean("transformers.models.auto.tokenization_auto")
     from transformers import AutoTokenizer
 
     base = local(policy)

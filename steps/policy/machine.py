@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.section import at
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -47,8 +48,8 @@ def gpus() -> list[str]:
 def gpu_shares(params: Params) -> tuple[int, int]:
     """GPUs of this machine for all stages but rollouts that run ahead (train.overlap), and for those. An update on a Ray
     cluster takes the cluster's."""
-    others = max(params.policy.tensor_parallel, 1 if params.update.launcher == "ray" else params.update.processes)
-    return others, params.policy.tensor_parallel
+    updating = 1 if at(params, "update.launcher") == "ray" else at(params, "update.processes") or 1
+    return max(params.policy.tensor_parallel, updating), params.policy.tensor_parallel
 
 
 def own_cores(threads: int) -> list[int]:

@@ -23,6 +23,7 @@ from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.imports import import_lean
 from steps.core.ports import bring
 from steps.core.progress import part, say
+from steps.core.section import at
 from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import (
@@ -101,7 +102,7 @@ class Engine:
 
             draws_cpu.use()
             lora_cpu.use()
-            if self.policy.share_weights:
+            if at(self.policy, "share_weights"):
                 bring("sharing", "weights", "policy.share_weights").keep_plain()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine
         base = local(self.policy)
@@ -161,8 +162,9 @@ class Engine:
         """Free the GPU's memory for the trainer: of keys and values alone, where the trainer computes with the engine's
         weights. That has not run on a GPU yet."""
         if self.llm.vllm_config.model_config.enable_sleep_mode and not self.asleep:
-            self.llm.sleep(level=0 if self.policy.share_weights else 1)  # at level 0 it pauses, and frees nothing
-            if self.policy.share_weights:
+            is_shared = bool(at(self.policy, "share_weights"))
+            self.llm.sleep(level=0 if is_shared else 1)  # at level 0 it pauses, and frees nothing
+            if is_shared:
                 self.llm.release_kv_cache_memory()
             self.asleep = True
 
@@ -337,7 +339,7 @@ def get(policy: Policy) -> Engine:
         prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)
-        if policy.share_weights:
+        if at(policy, "share_weights"):
             bring("sharing", "weights", "policy.share_weights").of_engine(policy, _engines[key].llm)
     elif not torch.cuda.is_available():
         return_memory()  # what the stages since then left lies between what stays

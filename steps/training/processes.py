@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from steps.core.section import at
+
 if TYPE_CHECKING:
     from steps.core.params import Update
 
@@ -27,4 +29,5 @@ def process() -> tuple[int, int]:
 
 def is_launched(update: Update) -> bool:
     """Whether this process is one of those that make the update, and not the one that has yet to start them."""
-    return process()[1] == update.processes and (update.launcher != "ray" or "RANK" in os.environ)
+    count, launcher = at(update, "processes") or 1, at(update, "launcher")
+    return process()[1] == count and (launcher != "ray" or "RANK" in os.environ)

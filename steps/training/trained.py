@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.ports import bring
+from steps.core.section import at
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer, load_vision
 from steps.policy.machine import before_sampling
@@ -62,7 +63,7 @@ class Trained:
             _bases[key] = memory.Base(model)
         before_sampling(leave_gpu)
         _bases[key].come_back()
-        if policy.share_weights:
+        if at(policy, "share_weights"):
             bring("sharing", "weights", "policy.share_weights").of_trainer(policy, _bases[key])
         self.model = _bases[key].model
         self.model.train()

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from addons.starts.section import Started
 from addons.supervised.section import Sft
 from steps.core import params
 from steps.core.errors import UserError
@@ -433,7 +434,7 @@ def test_every_field_says_what_it_is() -> None:
     silent = []
     files = [path for path in sorted(ROOT.glob("steps/core/params_*.py")) if path.stem != "params_tasks"]
     texts = [path.read_text() for path in [*files, *sorted(ROOT.glob("addons/*/section.py"))]]
-    assert len(texts) == 12
+    assert len(texts) == 16
     for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(section, ast.ClassDef):
             assert ast.get_docstring(section), section.name
@@ -518,7 +519,7 @@ def test_a_start_that_nothing_would_read_is_refused(refused: Any, changes: dict[
 )
 def test_a_start_is_one_of_four_addresses(address: str) -> None:
     whole = Params.model_validate({"policy": {"start_from": address}, "update": {"reference": "start"}})
-    assert whole.policy.start_from == address
+    assert Started.of(whole.policy).start_from == address
     assert Sft(from_runs=("a",)).min_reward == 1.0
 
 

@@ -112,6 +112,9 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "policy.endpoint": {"model": "m"},
     "policy.engines": 2,
     "policy.servers": {"wait_seconds": 5},
+    "policy.share_weights": True,
+    "policy.start_from": "run:nightly",
+    "policy.start_optimizer": True,
     "rollout.curriculum": {"low": 0.2},
     "rollout.opponent": {"every": 2},
     "rollout.resample": 1,
@@ -123,6 +126,10 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "score.ruler": {"endpoint": {"model": "m"}},
     "serve": {"canary": 0.0},
     "sft": {"demonstrations": ["own.jsonl"]},
+    "update.advantages": "gigpo",
+    "update.launcher": "accelerate",
+    "update.processes": 2,
+    "update.shard": True,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
     "models": ("from steps.core.ports import bring; bring('judge', 'ruler', 'score.judges')", "the add-on judges"),

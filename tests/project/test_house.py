@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 20_546,
+    "lines that the main job reaches": 20_473,
     "modules that the main job reaches": 139,
-    "lines with what it asks all add-ons for": 35_120,
-    "lines of the product": 71_505,
-    "modules of the product": 505,
-    "lines of environments, steps and flows": 40_633,
-    "settings of the core": 109,
+    "lines with what it asks all add-ons for": 35_224,
+    "lines of the product": 71_611,
+    "modules of the product": 509,
+    "lines of environments, steps and flows": 40_561,
+    "settings of the core": 102,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,

@@ -169,7 +169,7 @@ def test_what_sleeps_for_an_update(is_shared: bool, expected: list[str], monkeyp
     )
     monkeypatch.setattr(engine, "prepare_sampling", lambda: None)
     made = object.__new__(engine.Engine)
-    made.policy, made.llm, made.asleep = Policy(share_weights=is_shared), llm, False
+    made.policy, made.llm, made.asleep = Policy.model_validate({"share_weights": is_shared}), llm, False
     for _ in range(2):
         made.sleep()
     for _ in range(2):

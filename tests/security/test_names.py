@@ -11,7 +11,7 @@ import yaml
 from environments import _new, load
 from flows.deployment import checkout, people
 from steps.core.errors import UserError
-from steps.core.params import Params, Policy
+from steps.core.params import Params
 from steps.project import kept_runs, store
 from steps.project.chain import read_chain
 from steps.project.git import git
@@ -110,7 +110,7 @@ def test_a_start_stays_a_name(project: Path, start: str) -> None:
     address = STARTS[start]
 
     def resolve() -> None:
-        Policy(start_from=address)
+        Params.model_validate({"policy": {"start_from": address}})
         if address.startswith("models:"):
             adapter_at(address, [])
         else:

@@ -10,7 +10,7 @@ import pytest
 import environments
 from addons.gigpo.credit import credit, states_of
 from environments.base import Env, Scenario, tool_calls, use, words
-from steps.core.params import Update
+from steps.core.params import Params, Update
 from steps.core.records import Trajectory, Turn
 from steps.training import batches
 from steps.training.batches import of_tokens
@@ -25,7 +25,7 @@ BY_HAND = [[5 / 12, 1 / 3, 1 / 3], [-5 / 6, -7 / 6], [5 / 12, 1 / 3, 5 / 6], [0.
 
 
 def credited(scale: str = "none", scores: list[float | None] = SCORES) -> Any:
-    settings = Update(advantages="gigpo", scale_rewards=scale)
+    settings = Update.model_validate({"advantages": "gigpo", "scale_rewards": scale})
     groups = ["scenario"] * len(STATES)
     gains, flat = batches.advantages(scores, groups, scale)
     return credit(gains, scores, groups, STATES, settings, 0.5), gains, flat
@@ -66,7 +66,7 @@ def test_equal_scores_teach_where_attempts_differ_in_length() -> None:
 
 def test_settings_that_nothing_would_read_are_refused() -> None:
     with pytest.raises(ValueError, match=r"gigpo does not go with update\.loss_type: gspo"):
-        Update(advantages="gigpo", loss_type="gspo")
+        Params.model_validate({"update": {"advantages": "gigpo", "loss_type": "gspo"}})
 
 
 # --- States

@@ -12,6 +12,7 @@ import pytest
 from addons.production import flywheel
 from addons.production.flywheel import FlywheelSettings
 from addons.production.section import Ingested
+from addons.starts.section import Started
 from addons.supervised.section import Sft
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
@@ -75,7 +76,7 @@ def test_a_turn_starts_from_the_champion_on_old_and_new(root: Path, monkeypatch:
         f"training starts from models:/{TASK}@champion, with seed 5",
     ]
     params = set_params(turn.assignments)
-    assert params.policy.start_from == f"models:/{TASK}@champion"
+    assert Started.of(params.policy).start_from == f"models:/{TASK}@champion"
     assert Ingested.of(params) == Ingested(share=0.25, version=None)
     assert (params.seed, params.promote.decides, params.train.iterations) == (5, "regression", 5)
     assert Sft.of(params) is None
@@ -86,7 +87,7 @@ def test_without_a_champion_it_starts_afresh_and_with_good_conversations_if_they
     turn = gathered(root, min_new=1, demonstrations=True, decides="test")
     assert turn.lines[-1] == "training starts from a fresh adapter, for there is no champion, with seed 5"
     params = set_params(turn.assignments)
-    assert params.policy.start_from is None
+    assert Started.of(params.policy).start_from is None
     assert Sft.of(params) == Sft(demonstrations=(f"ingested/{TASK}/demonstrations.jsonl",))
     assert params.promote.decides == "test"
 

@@ -33,13 +33,8 @@ def run(folder: Path, is_shared: bool) -> dict[str, Any]:
     from steps.sampling import engine
     from steps.training.grpo import Trainer
 
-    policy = Policy(
-        base_model=str(folder.parent / "base"),
-        context=512,
-        lora=Lora(rank=4, alpha=8),
-        threads=1,
-        share_weights=is_shared,
-    )
+    own = Policy(base_model=str(folder.parent / "base"), context=512, lora=Lora(rank=4, alpha=8), threads=1)
+    policy = Policy.model_validate({**dict(own), "share_weights": is_shared})
     first = tiny.moved(Trainer(policy, seed=1))
     first.save_checkpoint(folder / "start", "")
     [model] = engine.get(policy).llm.apply_model(lambda model: model)

@@ -13,6 +13,7 @@ import yaml
 
 from addons.selfplay.section import Opponent
 from addons.starts import sources
+from addons.starts.section import Started
 from addons.supervised.section import Sft
 from environments.base import Scenario
 from flows.deployment import workspace
@@ -60,7 +61,8 @@ def checkpoint(folder: Path) -> Path:
 
 
 def asked(address: str, optimizer: bool = False, **more: Any) -> Params:
-    policy = Policy(base_model="base", lora=Lora(rank=2, alpha=4), start_from=address, start_optimizer=optimizer)
+    fields = {"base_model": "base", "lora": Lora(rank=2, alpha=4), "start_from": address, "start_optimizer": optimizer}
+    policy = Policy.model_validate(fields)
     return Params(task="multiplication", policy=policy, **more)
 
 
@@ -197,7 +199,10 @@ def test_a_fork_has_its_runs_settings(project: Path) -> None:
     text, changes = sources.fork("nightly/001")
     params = set_params([*changes, "seed=4"], begin=text)
     assert (params.task, params.seed, params.policy.base_model) == ("multiplication", 4, "base")
-    assert (params.policy.start_from, params.policy.start_optimizer) == ("run:nightly/001", True)
+    assert (Started.of(params.policy).start_from, Started.of(params.policy).start_optimizer) == (
+        "run:nightly/001",
+        True,
+    )
     assert "seed: 9" in (project / "params.yaml.before").read_text()
     with pytest.raises(UserError, match="there is no run or revision 'other'"):
         sources.fork("other/001")
