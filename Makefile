@@ -191,7 +191,7 @@ check-task: dev  ## test a task or an agent by the rules for every task, and by 
 	@[ -n "$(NAME)" ] || { echo "Name the task, as in 'make check-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m pytest -q tests/environments/test_environments.py $(wildcard tests/environments/test_$(NAME).py) --task "$(NAME)" $(ARGS)
 
-# What tests import is compiled while mypy works: all processes of the tests would do it otherwise.
+# What tests import is compiled while types are checked: all processes of the tests would do it otherwise.
 # By a variable of its own, because a line that names MAKE itself is run by `make --dry-run`, too.
 # Three processes on two cores, because tests wait for a quarter of their time. Four are no faster.
 CHECK = $(MAKE) --no-print-directory check
@@ -287,10 +287,10 @@ gpu-train: install  ## two iterations with a random model of 0.6 B parameters on
 	@$(RUN) python -m benchmarks.gpu.train $(if $(TOY),--toy) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 check: dev  ## check lint, formatting and types
-	@echo "check: ruff, mypy"
+	@echo "check: ruff, pyrefly"
 	@$(RUN) ruff check --quiet --output-format concise .
 	@$(RUN) ruff format --check --quiet . || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
-	@$(RUN) mypy --no-error-summary .
+	@$(RUN) PYREFLY_LOG=error pyrefly check --summary=none --output-format min-text
 
 format: dev  ## format the code and fix what ruff can fix
 	@$(RUN) ruff check --quiet --fix-only .

@@ -123,7 +123,7 @@ def side_by_side(jobs: int, function: Callable[[Case], Result], cases: Iterable[
         executor.shutdown(cancel_futures=True)
 
 
-def show(root: Path, words: list[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:
+def show(root: Path, words: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[float, str]:
     """Run this Python on the words in a clone, and repeat on standard error what it prints, as it comes.
 
     Returns its seconds, and what it printed. Failed, which ends a benchmark, where it fails.

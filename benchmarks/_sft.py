@@ -126,7 +126,7 @@ def success(folder: str, adapter: str) -> dict[str, Any]:
     out, settings = Path(folder), params()
     data = ROOT / "tasks_data" / settings.task
     if not (out / "scenarios").exists():
-        scenarios(data, out / "scenarios", settings)  # type: ignore[arg-type]
-    evaluate(data, out / "scenarios", out / f"test-{adapter}", settings, "test", out / adapter)  # type: ignore[arg-type]
+        scenarios(data, out / "scenarios", settings)  # pyrefly: ignore[bad-argument-type]
+    evaluate(data, out / "scenarios", out / f"test-{adapter}", settings, "test", out / adapter)  # pyrefly: ignore[bad-argument-type]
     summary = json.loads((out / f"test-{adapter}" / "summary.json").read_text())
     return {key: summary.get(key) for key in ("success", "ci95", "clusters", "n", "sampled_success")}

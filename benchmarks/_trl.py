@@ -80,7 +80,7 @@ def train_rows_with_trl(
         stored,
         attempts=len(rows) // len(groups),
         compare_after=steps,
-        **{"max_completion_length": 2048} | settings,
+        **dict[str, Any](max_completion_length=2048) | settings,
     )
     return seconds[steps:]
 

@@ -107,8 +107,8 @@ def prepare(shape: str, folder: str, groups: int = GROUPS) -> None:
     from steps.policy import loading
     from steps.training import grpo
 
-    out = Path(folder)
-    policy = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
+    out, rows = Path(folder), list[dict[str, Any]]()
+    policy: dict[str, Any] = {"base_model": os.fspath(ROOT / "tasks_data" / "embedded_policy")}
     if shape.startswith("medium"):
         policy = make_policy(out / "policy") | {"dtype": shape.partition("_")[2] or "float32"}
     if shape == "pretrained":
@@ -213,11 +213,11 @@ def run_corrected(folder: str, steps: int, count: int) -> dict[str, Any]:
     from steps.training import batches, grpo
 
     class WithAnotherPass(grpo.Trainer):
-        def _steps(self, *words: Any) -> Any:
-            self.all_steps = super()._steps(*words)
+        def _steps(self, *words: Any, **more: Any) -> Any:
+            self.all_steps = super()._steps(*words, **more)
             return self.all_steps
 
-        def _correct(self, correction: Any, _: Any, *more: Any) -> None:
+        def _correct(self, correction: Any, _: Any, *more: Any) -> None:  # pyrefly: ignore[bad-override]
             super()._correct(correction, self.all_steps, *more)
 
     prepare_training(len(cores()))

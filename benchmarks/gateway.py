@@ -54,11 +54,11 @@ def logged(prompts: list[tuple[list[int], int]], moments: list[float]) -> Iterat
         moments.append(time.perf_counter())
         return finished
 
-    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
+    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # pyrefly: ignore[bad-assignment]
     try:
         yield
     finally:
-        EngineSampler.submit, EngineSampler.step = submit, step  # type: ignore[method-assign]
+        EngineSampler.submit, EngineSampler.step = submit, step
 
 
 def through_gateway(

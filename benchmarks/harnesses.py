@@ -31,7 +31,7 @@ from tests.support.harness_programs import install
 
 if TYPE_CHECKING:
     from addons.agents.gateway.types import Request
-    from addons.supervised.embedded_policy import LabelledTokens
+    from addons.supervised.chats import LabelledTokens
     from environments.base import Message
 
 TRAINED = ("mini-swe-agent", "codex", "claude-code")

@@ -106,7 +106,7 @@ def judged(judge: Biased, attempts: Group, orders: int) -> tuple[Judgement, list
     """(the judgement, the score of each attempt). AssertionError where one has none."""
     settings = Ruler(endpoint=Endpoint(model="simulated"), orders=orders, probes=0.0)
     judge.refused = ""
-    judgement = asyncio.run(ruler.GroupJudge(judge, settings, [], "").judge(attempts))  # type: ignore[arg-type]
+    judgement = asyncio.run(ruler.GroupJudge(judge, settings, [], "").judge(attempts))  # pyrefly: ignore[bad-argument-type]
     scores = [judgement.scores[played.id] for played in attempts.trajectories]
     assert None not in scores, judgement.problem
     return judgement, [score for score in scores if score is not None]

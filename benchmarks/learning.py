@@ -95,6 +95,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    has_sampled = False
     for run in runs:
         steps = range(len(run["curve"]))
         success, low, high, sampled = zip(*run["curve"], strict=True)

@@ -98,7 +98,7 @@ def handler(taken: set[str], kind: str, seconds: float, over: threading.Event) -
                 self.end_headers()
                 self.wfile.write(b"{}")
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *_: Any) -> None:
             pass
 
     return Handler

@@ -121,7 +121,7 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
         )
     [env] = classes
     lacking = sorted(env.__abstractmethods__)
-    if env.reward.__func__ is Env.reward.__func__ and env.success.__func__ is Env.success.__func__:  # type: ignore[attr-defined]
+    if env.reward.__func__ is Env.reward.__func__ and env.success.__func__ is Env.success.__func__:
         lacking.append("reward or success")
     if lacking:
         raise ValueError(f"{name}: {env.__name__} does not define {', '.join(lacking)}; see environments/_template.py")

@@ -140,9 +140,9 @@ class Env(Players, ABC):
         """The components of `reward`; a single number is one component. UnusableNumber, a TypeError, where it gives neither,
         or a number that is not finite."""
         parts = cls.reward(scenario, messages)
-        if isinstance(parts, list | tuple) and all(isinstance(part, Component) for part in parts):
+        if isinstance(parts, (list, tuple)) and all(isinstance(part, Component) for part in parts):
             return [part._replace(value=number(part.value, "reward", f"component {part.name}")) for part in parts]
-        if isinstance(parts, list | tuple | dict | None):
+        if parts is None or isinstance(parts, (list, tuple, dict)):
             raise UnusableNumber(
                 f"{cls.__name__}.reward must return a number or a list of Component(name, value, why), not {shorten(parts)}"
             )
@@ -253,7 +253,7 @@ class Env(Players, ABC):
             return error(f"the tool {name} took longer than {seconds:g} seconds, and its answer was not waited for")
 
     @classmethod
-    def tools(cls) -> dict[str, Tool]:
+    def tools(cls) -> dict[str, Tool]:  # pyrefly: ignore[bad-override]
         """The tools by name, in the order of their definition; those of the class that this one extends come first."""
         if "_tools" not in cls.__dict__:
             values: dict[str, Any] = {}
@@ -284,7 +284,7 @@ class Env(Players, ABC):
         return [{"role": "tool", "name": "", "content": asked}]
 
     @classmethod
-    def takes_words(cls) -> bool:
+    def takes_words(cls) -> bool:  # pyrefly: ignore[bad-override]
         """Whether a turn in plain words is more than an error: the task defines `hear`."""
         return cls.hear is not Env.hear
 
@@ -343,4 +343,4 @@ def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]])
 
 def normalise(text: str) -> str:
     """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
-    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))
+    return str(" ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower()))))

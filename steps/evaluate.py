@@ -86,8 +86,8 @@ def evaluate(
     if has_rule(env, rewards, played, params.score):
         if params.policy.has_adapter and adapter:
             sampled = sample(job, held_out, params.evaluate.sampled_attempts)
-        results = by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
-        results["decisions"] = by_decision(env, held_out, played)
+        results: dict[str, Any] = {"decisions": by_decision(env, held_out, played)}
+        results |= by_success(held_out, rewards, groups) | sampled_summary(sampled, len(held_out), groups)
         is_base = split == "val" and against is not None and against.is_file() and params.policy.has_adapter
         if at(params, "evaluate.references") and is_base and adapter is not None and not env.is_agent:
             results["references"] = bring("reference", "baselines", "evaluate.references")(job, held_out)

@@ -53,7 +53,7 @@ def register(
         say(f"registered: {params.model} version {version}, because {reason}")
     else:
         say(f"not registered: {reason}")
-    written = {"name": params.model, "adapter_hash": name, "registered": better, "reason": reason}
+    written: dict[str, object] = {"name": params.model, "adapter_hash": name, "registered": better, "reason": reason}
     for key, summary in (("base", base), ("trained", trained)):
         judged = {"judged"} if summary.judged is not None else set()
         written[key] = summary.model_dump(mode="json", include={"success", "ci95", "clusters", "n", "reward"} | judged)

@@ -258,7 +258,7 @@ def new_database(server: str, template: str = "template1") -> str:
 
     name = f"test_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as link:
-        link.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        link.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
     return server.replace("/postgres?", f"/{name}?")
 
 

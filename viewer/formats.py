@@ -60,7 +60,7 @@ def state(request: Request) -> dict[str, str]:
 
 def link(path: str, current: Mapping[str, str], **changes: object) -> str:
     """An address with the query string of this page and some changes; empty values are left out."""
-    values = {name: str(value) for name, value in (current | changes).items() if value not in ("", None)}  # type: ignore[operator]
+    values = {name: str(value) for name, value in {**current, **changes}.items() if value not in ("", None)}
     return f"{path}?{urlencode(values)}" if values else path
 
 

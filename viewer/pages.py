@@ -64,16 +64,16 @@ class Pages:
             auto_reload=False,
         )
         self.templates.filters |= FILTERS
-        self.templates.globals |= {"runs": runs.all, "brought": self.offered, "link": link}
-        self.templates.globals |= {"likely": LIKELY, "outcomes": OUTCOMES}
-        self.templates.globals |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
+        names: Any = self.templates.globals
+        names |= {"runs": runs.all, "brought": self.offered, "link": link, "likely": LIKELY, "outcomes": OUTCOMES}
+        names |= {name.lower(): getattr(charts, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")}
 
     def html(
         self, template: str, request: Request, opened: OpenedRun | None, code: int = 200, **values: Any
     ) -> Response:
         run = opened.choice if opened else self.runs.named(request.query_params.get("run", HERE))
         same = {} if run.name == HERE else {"run": run.name}  # the parameter that every link keeps
-        common = {
+        common: dict[str, Any] = {
             "state": state(request),
             "here": request.url.path,
             "run": run.name,

@@ -79,7 +79,7 @@ class Episode:
             kind = openai.OpenAI
         name = "DefaultAsyncHttpx{}Client" if kind is openai.AsyncOpenAI else "DefaultHttpx{}Client"
         transport: Any = getattr(openai, name.format("2"), None) or getattr(openai, name.format(""))
-        usual = {"timeout": self.seconds, "max_retries": RETRIES}
+        usual: dict[str, Any] = {"timeout": self.seconds, "max_retries": RETRIES}
         if "http_client" not in options:
             usual["http_client"] = transport(verify=tls())
         return kind(base_url=self.base_url, api_key=self.api_key, **usual | options)

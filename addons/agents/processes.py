@@ -181,14 +181,14 @@ def interpreter(python: str) -> str:
         )
     path = os.fspath(Path(path).absolute())  # of a link, which says whose packages are meant
     try:
-        asked = subprocess.run([path, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
-        version, pydantic = json.loads(asked.stdout)
+        asked = subprocess.run([path, "-c", PROBE], capture_output=True, errors="replace", timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise UserError(f"agents.python: {python} is no Python interpreter: {problem}") from None
+    try:
+        version, pydantic = json.loads(asked.stdout)
     except ValueError:
-        raise UserError(
-            f"agents.python: {python} is no Python interpreter: {(asked.stderr or asked.stdout)[-200:]}"
-        ) from None
+        output = (asked.stderr or asked.stdout)[-200:]
+        raise UserError(f"agents.python: {python} is no Python interpreter: {output}") from None
     if tuple(version) < (3, 11):
         raise UserError(f"agents.python: {python} is Python {'.'.join(map(str, version))}; 3.11 or later is needed")
     if pydantic is None or int(pydantic.split(".")[0]) < 2:

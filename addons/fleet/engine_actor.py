@@ -48,7 +48,7 @@ def in_thread(name: str) -> Callable[[Method], Method]:
     client cannot name the group with a call."""
 
     def mark(method: Method) -> Method:
-        method.__ray_concurrency_group__ = name  # type: ignore[attr-defined]
+        method.__ray_concurrency_group__ = name  # pyrefly: ignore[missing-attribute]
         return method
 
     return mark

@@ -83,7 +83,7 @@ def shared(count: int, threads: int, function: Callable, **values: object) -> No
                 progress.say(f"{problem}; the stage begins again ({restart + 1} of {RESTARTS})")
     finally:
         messages.shutdown(force=True)
-    for name, files in result["outputs"].items():
+    for name, files in result["outputs"].items():  # pyrefly: ignore[unbound-name]  # the last failure is raised
         path = values[name]
         assert isinstance(path, Path)
         unpack(files, path)

@@ -155,7 +155,7 @@ class Replica:
                 answer = await self.ask(
                     "PUT", f"/flywheel/adapters/{digest}/{file}", content=content, timeout=max(timeout, SHORT)
                 )
-            return str(answer["path"])
+            return str(answer["path"])  # pyrefly: ignore[unbound-name]  # FILES names some
         except (Refused, LookupError, TypeError) as problem:
             raise UserError(
                 f"the server at {self.url} takes no adapters over HTTP ({problem}): start it by `make vllm-server`, or set "

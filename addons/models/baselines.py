@@ -175,7 +175,7 @@ def compare(task: str, words: argparse.Namespace, endpoint: Endpoint | None) -> 
     chosen, of_the_run = choose(task, env, data, words)
     results = []
     for player in words.players or players_of(env, endpoint):
-        policy = players.on_server(endpoint) if endpoint and player == "openai" else Policy(kind=player)
+        policy = players.on_server(endpoint) if endpoint and player == "openai" else Policy(kind=player)  # pyrefly: ignore[bad-argument-type]
         results.append(play(task, words.split, env, data, policy, chosen))
     if of_the_run:
         groups = alike.groups_of(env, chosen, data)

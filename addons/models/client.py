@@ -220,7 +220,7 @@ class Client:
             if attempt < self.endpoint.max_retries:
                 back_off = min(LONGEST, SHORTEST * 2**attempt) * rng.uniform(0.5, 1.0)
                 await asyncio.sleep(max(back_off, problem.after))
-        raise CallFailed(f"{self._who()}: {problem} ({attempt + 1} attempts)")
+        raise CallFailed(f"{self._who()}: {problem} ({attempt + 1} attempts)")  # pyrefly: ignore[unbound-name]  # one, at least
 
     async def _attempt(self, body: dict[str, Any]) -> dict[str, Any]:
         """One call; _Again, CallFailed or UserError where it is not answered."""

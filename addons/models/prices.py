@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
     """The endpoint that the options describe; None without --model. UserError where their values are not valid."""
     options = {field: getattr(words, f"endpoint_{field}") for field, _, _ in OPTIONS.values()}
-    fields = defaults | {field: value for field, value in options.items() if value is not None}
+    fields: dict[str, Any] = defaults | {field: value for field, value in options.items() if value is not None}
     if "model" not in fields:
         if fields.keys() - defaults.keys():
             raise UserError("the options of a model need --model, its name")
@@ -79,7 +79,7 @@ def endpoint_of(words: argparse.Namespace, **defaults: Any) -> Endpoint | None:
     try:
         price = price_of(fields["model"], fields.get("base_url", OPENAI))
         if price is not None:
-            fields = {"price_in": price.price_in, "price_out": price.price_out} | fields
+            fields = dict[str, Any](price_in=price.price_in, price_out=price.price_out) | fields
         return Endpoint(**fields)
     except ValidationError as problem:
         raise UserError(describe(problem)) from None

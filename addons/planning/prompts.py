@@ -133,9 +133,9 @@ def rendered(text: str, values: Mapping[str, Any]) -> str:
     """A chat template's prompt up to where the assistant begins, as transformers renders it."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    sandbox = ImmutableSandboxedEnvironment(
+    sandbox: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    sandbox.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False} | options)
+    sandbox.filters["tojson"] = lambda value, **more: json.dumps(value, **dict[str, Any](ensure_ascii=False) | more)
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return sandbox.from_string(text).render(**values, add_generation_prompt=True)

@@ -253,7 +253,7 @@ def served_by(root: Path, host: str, port: int) -> tuple[Server, str]:
 def ask(root: Path, options: argparse.Namespace) -> None:
     """Play the episode and print it."""
     own = (options.question or "").strip() or None
-    server, why = None, ""
+    server, adapter, why = None, "", ""
     try:
         server, adapter = served_by(root, options.host or HOST, options.port or PORT)
     except UserError as problem:

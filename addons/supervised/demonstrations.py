@@ -139,7 +139,7 @@ class Demonstrator:
             arguments["sort"] = "newest"
         self._searched_fully = is_whole and is_narrow
         lines = self._call("search_emails", arguments).splitlines()[1:]
-        return [tuple(line.split(" | ")) for line in lines]  # type: ignore[misc]
+        return [tuple(line.split(" | ")) for line in lines]  # pyrefly: ignore[bad-return]
 
     def _answer(self, answer: str, name: str | None) -> None:
         sources = [name] if name and self._careful("cite") else []

@@ -215,7 +215,7 @@ def fit(model: Qwen3ForCausalLM, steps: int, learning_rate: float, losses: Calla
     model.train()
     for step in range(steps):
         parts = losses(step)
-        sum(parts.values()).backward()
+        sum(parts.values()).backward()  # pyrefly: ignore[missing-attribute]  # there are some
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

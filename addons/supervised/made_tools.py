@@ -5,7 +5,7 @@ Left out: arithmetic, and knowledge of the world.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from addons.supervised.phrases import LABELS, WRAPPERS
 
 TYPES = {"whole": "integer", "number": "integer", "decimal": "number"}  # of kinds of values; the others are texts
 # How an action's object is told: the argument's names, kinds of values and descriptions, and the object in a request.
-MODES: dict[str, tuple[str, str, str, list[str]]] = {
+MODES: dict[str, tuple[str, str, str, Sequence[str]]] = {
     "plain": ("", "", "", "the {n}/{an}/our {n}/the {n}/{p}".split("/")),
     "id": (
         "{n}_id id number {n}_number {n}_code code {n} reference key serial barcode tag",

@@ -166,7 +166,7 @@ def demonstrations(
     """Endless transcripts; a player drawn by the shares plays a turn or an episode. With a spread, the log-odds of the first
     player differ by as much (standard deviation) between situations. Same seed, same transcripts."""
     rng = random.Random(f"demonstrations {seed}")
-    pool: list[Scenario] = []
+    pool, world = list[Scenario](), data
     players, weights = list(shares), list(shares.values())
     for number in itertools.count():
         made = env.practice(data, seed * 100_000 + number) if number % EPISODES == 0 else None
@@ -174,7 +174,7 @@ def demonstrations(
             world = data if made is None else made
             pool = _scenarios(env, world, seed)
         scenario = rng.choice(pool)
-        episode, messages = env(scenario, world), list(scenario.messages)
+        episode, messages, player = env(scenario, world), list(scenario.messages), ""
         for turn in range(env.max_turns):
             if turn == 0 or drawn == "turn":
                 first = weights[0] * math.exp(min(spread * leaning(scenario, messages, turn), LARGEST))

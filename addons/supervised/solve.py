@@ -22,7 +22,7 @@ class Solver:
 
     def __init__(self, env: type[Env], data: Any, endpoint: Endpoint | None) -> None:
         self.env, self.data, self.endpoint = env, data, endpoint
-        own = env.accept.__func__ is not Env.accept.__func__  # type: ignore[attr-defined]
+        own = env.accept.__func__ is not Env.accept.__func__
         self.by_script = env.has_rule and not own and env.has_player("scripted")
         tried = ["checked by the scripted player"] * self.by_script
         if endpoint is not None:

@@ -6,14 +6,14 @@ all of them and has to copy what it reads. `value(kind, rng)` gives a value of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 FIRST = """
 Maria Ahmed Lena Jonas Chloe Mateo Sofia Liam Priya Kenji Amara Viktor Elsa Hugo Nadia Oscar Fatima Pavel Zoe Marco
 Ingeborg Samuel Leila Diego Hana Felix Aisha Tomas Greta Rashid Emily George Mei Ivan Clara Abdul Rosa Peter Yara
 Simon Olga Daniel Nina Carlos Ruth Ali Vera Paul Irina James Sara Luis Anton Julia Henry Dora Kofi Laura Max Alice
-Bruno Teresa Omid Hannah Erik Joanna Malik Stella Arthur Noor Philip Wanda Isaac Lucy Andre Marta Tariq Helen Stefan
-Gloria
+Bruno Teresa Omid Hannah Erik Joanna Malik Stella Arthur Noor Philip Wanda Isaac Lucy Andre Marta Tariq Helen Stefan Gloria
 """.split()
 LAST = """
 Lopez Hansen Okoro Schmidt Tanaka Rossi Dubois Novak Haddad Kim Silva Patel Jensen Kowalski Brown Murphy Garcia Weber
@@ -113,7 +113,7 @@ def made_up(rng: Random) -> str:
     return word[:12]
 
 
-def name(names: list[str], rng: Random, new: float = 0.5) -> str:
+def name(names: Sequence[str], rng: Random, new: float = 0.5) -> str:
     """A proper name: of a list, or a made-up one."""
     return made_up(rng).capitalize() if rng.random() < new else rng.choice(names)
 

@@ -179,7 +179,7 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
                 for name, value in real._asdict().items()
                 if isinstance(value, torch.Tensor)
             },
-            trie=SimpleNamespace(),  # type: ignore[arg-type]
+            trie=SimpleNamespace(),  # pyrefly: ignore[bad-argument-type]
         )
         stack.enter_context(dispatched(tally))
         with saved_tensors_hooks(kept.keep, lambda value: value):

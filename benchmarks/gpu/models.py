@@ -122,7 +122,7 @@ def make_base(shape: Shape, dtype: str, spread: float = 0.02) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config_of(shape, spread), dtype=getattr(torch, dtype))
 
 
-def own_trainer(base: Any, dtype: str, deterministic: bool = False) -> Any:
+def own_trainer(base: Any, dtype: Any, deterministic: bool = False) -> Any:
     """The update stage's trainer around this base model, with a fresh adapter."""
     from steps.training import grpo, trained
     from steps.training.model import wrap

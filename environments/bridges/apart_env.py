@@ -74,7 +74,7 @@ class Apart(Packaged):
         if self.done:
             return [{"role": "tool", "name": "", "content": base.error("the episode is over")}]
         try:
-            answer = self.episode.take(turn, self.limit.seconds if self.limit else SECONDS)
+            answer: dict[str, Any] = self.episode.take(turn, self.limit.seconds if self.limit else SECONDS)
         except Stopped as problem:
             answer = {"refused": f"{FAILED}{problem}"}
         if "refused" in answer:

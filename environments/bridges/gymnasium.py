@@ -95,7 +95,7 @@ def frozen_lake(env: Any) -> str:
     board = [[cell.decode() for cell in row] for row in env.unwrapped.desc]
     row, column = divmod(env.unwrapped.s, len(board[0]))
     board[row][column] = "*"
-    return "\n".join(" ".join(cells) for cells in board)
+    return str("\n".join(" ".join(cells) for cells in board))
 
 
 VIEWS: dict[str, Callable[[Any], str]] = {
@@ -214,7 +214,7 @@ def make(name: str) -> type[Stepped]:
 
     Gymnasium.task = task
     try:
-        actions = Gymnasium.open(0).env.action_space  # type: ignore[attr-defined]
+        actions = Gymnasium.open(0).env.action_space  # pyrefly: ignore[missing-attribute]
     except ModuleNotFoundError:  # said with what brings it
         raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as problem:

@@ -164,7 +164,7 @@ class ReasoningGym(Packaged):
         entry = self.entry(self.scenario)
         possible = [entry["answer"], *(entry["metadata"].get(key) for key in POSSIBLE)]
         answer = next((each for each in possible if each is not None), NONSENSE)
-        return words(json.dumps(answer) if isinstance(answer, dict | list) else str(answer))
+        return words(json.dumps(answer) if isinstance(answer, (dict, list)) else str(answer))
 
     def bad(self, messages: Sequence[Message], rng: Random) -> Message:
         return words(NONSENSE)

@@ -14,7 +14,7 @@ from environments.email_search import served
 from environments.email_search.inbox import Mailbox, seen_ids
 
 UNKNOWN = "I don't know"
-MONTHS = "January February March April May June July August September October November December".split()
+MONTHS: Sequence[str] = "January February March April May June July August September October November December".split()
 
 
 def days_of(year: int, month: int) -> dict[str, str]:

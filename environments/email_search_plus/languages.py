@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -35,9 +35,9 @@ class Language(NamedTuple):
     """The vocabulary and the templates of a language; `fill` fills the templates."""
 
     people: list[str]
-    projects: list[str]
+    projects: Sequence[str]
     matters: list[Matter]
-    months: list[str]
+    months: Sequence[str]
     subject: str
     statements: tuple[str, ...]
     requests: tuple[str, ...]
@@ -67,7 +67,7 @@ def fill(template: str, **fields: str) -> str:
     return re.sub(r"(\S)\((은|이|을|으로)/(는|가|를|로)\)", lambda m: m[1] + josa(m[1], m[2], m[3]), text)
 
 
-def _pairs(firsts: list[str], lasts: list[str], joint: str) -> list[str]:
+def _pairs(firsts: Sequence[str], lasts: Sequence[str], joint: str) -> list[str]:
     return [f"{first}{joint}{last}" for first in firsts for last in lasts]
 
 

@@ -19,7 +19,7 @@ from environments.base import Component, Env, Message, Outcome, Scenario, Split,
 EXACT = 1.0  # reward of exactly the record
 FIELDS = 0.5  # reward of a JSON object: -FIELDS with no field right, up to FIELDS with all of them and something else
 NONE = -1.0  # reward without a JSON object
-SENTENCES = {  # by the keys of the record
+SENTENCES: dict[tuple[str, ...], str] = {  # by the keys of the record
     ("name", "age", "city"): "{name} is {age} years old and lives in {city}.",
     ("name", "city", "job"): "{name} lives in {city} and works as a {job}.",
     ("city", "name", "age", "job"): "The {job} {name} is {age} years old and comes from {city}.",

@@ -162,7 +162,7 @@ class Child:
         if self._listener is not None:
             await asyncio.wait([self._listener], timeout=END_SECONDS)
             self._listener.cancel()
-        transport: Any = self.process._transport  # type: ignore[attr-defined]
+        transport: Any = self.process._transport  # pyrefly: ignore[missing-attribute]
         transport.close()  # also where a process that nothing could end holds the pipes
 
     def release(self) -> None:

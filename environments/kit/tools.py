@@ -52,7 +52,7 @@ def tool(method: F) -> F:
     _refuse_all_but_methods(method)
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(f"{method.__qualname__}: a tool cannot use `yield`; return the whole result")
-    method.is_tool = True  # type: ignore[attr-defined]
+    method.is_tool = True  # pyrefly: ignore[missing-attribute]
     return method
 
 
@@ -209,12 +209,12 @@ def _hint(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return Any
     if schema.get("enum") and all(isinstance(value, str | int | bool) for value in schema["enum"]):
-        return Literal[tuple(schema["enum"])]
+        return Literal[tuple(schema["enum"])]  # pyrefly: ignore[invalid-literal]
     if choices := schema.get("anyOf") or schema.get("oneOf"):
         return functools.reduce(operator.or_, map(_hint, choices))
     kind = schema.get("type")
     if kind == "array":
-        return list[_hint(schema.get("items", {}))]  # type: ignore[misc]
+        return list[_hint(schema.get("items", {}))]  # pyrefly: ignore[invalid-annotation]
     kinds: dict[Any, Any] = {name: hint for hint, name in JSON_TYPES.items()}
     kinds |= {"object": dict[str, Any], "null": None}
     return kinds.get(kind, Any) if isinstance(kind, str) else Any

@@ -42,7 +42,7 @@ def number(value: Any, name: str, where: str = "") -> float:
     try:
         result = float(given)
     except OverflowError:
-        result = math.inf if given > 0 else -math.inf  # type: ignore[operator]
+        result = math.inf if given > 0 else -math.inf  # pyrefly: ignore[unsupported-operation]
     except ValueError:  # a signalling NaN of Decimal
         result = math.nan
     if not math.isfinite(result):

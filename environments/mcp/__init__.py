@@ -52,7 +52,7 @@ class Mcp(Env):
 
     def __init__(self, scenario: Scenario, data: Data) -> None:
         super().__init__(scenario, data)
-        self.max_turns = data.settings.max_turns  # type: ignore[misc]
+        self.max_turns = data.settings.max_turns  # pyrefly: ignore[read-only]
         self.names = [tool["function"]["name"] for tool in data.tools]
         self.server: Server | None = None
         self.is_over = True

@@ -141,7 +141,7 @@ class Server:
             return error(str(problem))
         except TimeoutError:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(session.list_tools(), ALIVE_SECONDS)
+                await asyncio.wait_for(session.list_tools(), ALIVE_SECONDS)  # pyrefly: ignore[unbound-name]  # suppressed, too
                 raise TookTooLong from None
             await self.close()
             raise TookTooLong from None

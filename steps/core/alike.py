@@ -75,7 +75,7 @@ def says(env: type[Env]) -> bool:
     from environments.base import Env
 
     return all(
-        bool(each.sources) or each.cluster.__func__ is not Env.cluster.__func__  # type: ignore[attr-defined]
+        bool(each.sources) or each.cluster.__func__ is not Env.cluster.__func__
         for each in env.task_classes.values() or [env]
     )
 

@@ -37,7 +37,7 @@ def hidden(*packages: str) -> Iterator[None]:
     """Inside, these packages seem not to be installed, unless they are imported already: others import them only in case
     somebody uses them together. Afterwards they can be imported as usual."""
     absent = [name for name in packages if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: importing it fails
+    sys.modules.update(dict.fromkeys(absent))  # pyrefly: ignore[no-matching-overload]  # None: importing it fails
     try:
         yield
     finally:

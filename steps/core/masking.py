@@ -153,7 +153,7 @@ class Masker:
                 else self._copy(item, depth + 1, inside)
                 for name, item in fields.items()
             }
-        if isinstance(value, list | tuple | set | frozenset):
+        if isinstance(value, (list, tuple, set, frozenset)):
             items = list(value)
             copied = [
                 MASK if is_options(before, item) else self._copy(item, depth + 1, inside)
@@ -178,7 +178,7 @@ def is_secret(name: object, value: object) -> bool:
 def is_schema(value: Mapping[str, Any]) -> bool:
     """Whether an object is the JSON schema of a value: one under the name `password` tells what a password is like."""
     kinds = value.get("type")
-    kinds = kinds if isinstance(kinds, list | tuple) and kinds else [kinds]
+    kinds = kinds if isinstance(kinds, (list, tuple)) and kinds else [kinds]
     return all(kind in SCHEMA_TYPES for kind in kinds) or bool(
         value.keys() & {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
     )

@@ -136,7 +136,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         content = fields["refusal"]
     if packed and isinstance(content, str):
         content = unpacked(content, role)
-    if content is not None and not isinstance(content, str | list | Mapping):
+    if content is not None and not isinstance(content, (str, list, Mapping)):
         raise ValueError(f"content that is no text but a {type(content).__name__}")
     if attached := next((name for name in ATTACHED if fields.get(name)), None):
         raise ValueError(f"a message with {attached}, which are no text")
@@ -145,7 +145,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         draft.think(fields.get(name))
     more = fields.get("additional_kwargs")
     draft.think(more.get("reasoning_content") if isinstance(more, Mapping) else None)
-    for part in [content] if isinstance(content, str | Mapping) else content or ():
+    for part in [content] if isinstance(content, (str, Mapping)) else content or ():
         draft.take(part)
     for call in _calls(fields):
         draft.call(call)

@@ -51,10 +51,10 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _refuse_deep(value: Any) -> None:
-    level = [value] if isinstance(value, dict | list) else []
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         inner = (part for each in level for part in (each.values() if isinstance(each, dict) else each))
-        level = [part for part in inner if isinstance(part, dict | list)]
+        level = [part for part in inner if isinstance(part, (dict, list))]
         if not level:
             return
     raise ValueError(TOO_DEEP)

@@ -138,7 +138,7 @@ class Words:
         self.words: list[str] = []  # those that may begin within a word of the text
         self.others: list[str] = []  # those with other letters than ASCII's, which only some texts have
         for word in words.split(","):
-            head = max(re.findall(r"[a-z]+", word), key=len, default="")[:4]
+            head = max(["", *re.findall(r"[a-z]+", word)], key=len)[:4]
             if not word.isascii():
                 self.others.append(word)
             elif back or len(head) < 3:

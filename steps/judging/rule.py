@@ -64,7 +64,7 @@ def unusable(
         success = is_success(env, scenario, trajectory)
     except UnusableNumber:
         success = False
-    return Reward(**common, score=None, success=success, explanation=f"{REASON}{problem}")
+    return Reward(**common, score=None, success=success, explanation=f"{REASON}{problem}")  # pyrefly: ignore[bad-argument-type]
 
 
 def is_success(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> bool:

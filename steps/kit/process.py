@@ -40,7 +40,7 @@ def start(
     if log is None:
         return Popen(command, **options)
     with log.open("ab") as file:
-        return Popen(command, **{"stdin": DEVNULL, "stdout": file, "stderr": STDOUT, **options})
+        return Popen(command, **dict[str, Any](stdin=DEVNULL, stdout=file, stderr=STDOUT) | options)
 
 
 def end_with_parent(number: int) -> None:

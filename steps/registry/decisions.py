@@ -71,7 +71,7 @@ def record(ledger: Ledger, decision: Decision, evidence: dict[str, Any] | None =
 
 def add(link: sa.Connection, decision: Decision, evidence: dict[str, Any] | None = None) -> int:
     """Add a row; returns its number."""
-    row = dataclasses.asdict(decision)
+    row: dict[str, Any] = dataclasses.asdict(decision)
     row["decided_by"] = sa.func.session_user() if link.dialect.name == "postgresql" else getpass.getuser()
     row |= {"evidence": evidence, "created": datetime.now(UTC)}
     [number] = link.execute(DECISIONS.insert().values(**row)).inserted_primary_key or (0,)
@@ -125,7 +125,7 @@ def listed(link: sa.Connection) -> list[Decision]:
     """All decisions in the order in which they were made."""
     names = [field.name for field in dataclasses.fields(Decision)]
     chosen = sa.select(*(DECISIONS.c[name] for name in names)).where(IS_DECISION)
-    rows = link.execute(chosen.order_by(DECISIONS.c.id)).mappings()
+    rows: Any = link.execute(chosen.order_by(DECISIONS.c.id)).mappings()
     return [Decision(**dict(row) | {"created": _iso(row["created"])}) for row in rows]
 
 

@@ -271,7 +271,7 @@ def decide(
         largest=int(sizes.max()),
         clustered=clusters is not None,
         # The regression set's check says its own power. Without a rule there are judges.
-        **({"power": power(gap_N, clusters_N, look, params, scores[against] is not None)} if by_test else {}),
+        **({"power": power(gap_N, clusters_N, look, params, scores[against] is not None)} if by_test else {}),  # pyrefly: ignore[bad-argument-type]
         **({"judges": judges} if judges else {}),
     )
 

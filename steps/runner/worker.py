@@ -129,7 +129,7 @@ class Worker:
         handover.tidy(self.path, self.lock)
         _log(f"ends: {why}")
         gc.freeze()  # at vLLM's end and Python's, garbage is collected five times, which takes 5 s
-        gc.unfreeze = gc.collect = lambda *_: 0  # type: ignore[assignment]
+        gc.unfreeze = gc.collect = lambda *_: 0  # pyrefly: ignore[bad-assignment]
         signal.alarm(5)
 
     def _request(self, connection: socket.socket) -> dict | None:

@@ -66,7 +66,7 @@ def block_mask(ends: Tensor, positions: Tensor, window: int | None) -> Any:
         return (key <= query) & (query < ends[key])
 
     def attends_within(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < ends[key]) & (positions[key] >= first[query])  # type: ignore[index]
+        return (key <= query) & (query < ends[key]) & (positions[key] >= first[query])  # pyrefly: ignore[unsupported-operation]
 
     return kernel.BlockMask.from_kv_blocks(
         *lists[0],

@@ -31,7 +31,7 @@ def _token_logps(
     entropy = total[:, 0] - torch.linalg.vecdot(shares, logits) if with_entropy else 0.0
     if not with_slope:
         return logp, entropy, None, None
-    turn = (total - logits - entropy[:, None]).mul_(shares) if learn_entropy else None  # type: ignore[index]
+    turn = (total - logits - entropy[:, None]).mul_(shares) if learn_entropy else None  # pyrefly: ignore[bad-index]
     return logp, entropy, shares.scatter_add_(-1, targets, torch.full_like(total, -1.0)), turn
 
 

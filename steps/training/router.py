@@ -48,7 +48,7 @@ class Balance:
                 self.rows += float(packed.copies.sum())
         parts = gathered((passed.cpu() if self.rows else None, self.rows))
         self.rows = sum(rows for _, rows in parts)
-        self.passed = sum(part for part, rows in parts if rows)
+        self.passed: Any = sum(part for part, rows in parts if rows)
 
     def loss(self, packed: Packed, layers: Sequence[Any]) -> Any:
         """A micro-batch's part of the step's loss: those of all micro-batches add up to it."""

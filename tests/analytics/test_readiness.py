@@ -15,7 +15,7 @@ ENV = environments.load("_template")
 
 
 def attempt(
-    scenario: int, number: int, *, call: str = "", answer: str = "", stop: str = "done", **more: Any
+    scenario: int, number: int, *, call: str = "", answer: str = "", stop: Any = "done", **more: Any
 ) -> Trajectory:
     message = use(call, country="Peru") if call else {"role": "assistant", "content": "well"}
     observations = ({"role": "tool", "name": call, "content": answer},) if answer else ()

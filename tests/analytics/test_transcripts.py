@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ WRONG = turn({"role": "assistant", "content": "I \x1b[31mguess"}, "Error: no too
 
 
 def attempt(number: int, *turns: Turn, scenario: Scenario = SCENARIO, **more: object) -> Trajectory:
-    given = {"stop_reason": "done"} | more
+    given: dict[str, Any] = {"stop_reason": "done"} | more
     name = f"001-{scenario.id}-{number}"
     return Trajectory(id=name, scenario_id=scenario.id, attempt=number, adapter_hash="abc", turns=turns, **given)
 

@@ -19,7 +19,7 @@ from steps.training.batches import Example
 from steps.training.fates import FATES, account
 
 END = 2  # the token that ends a turn
-ADAPTER = "a" * 16
+ADAPTER: str = "a" * 16
 
 
 def trajectory(name: str, scenario: str, lengths: Sequence[int], stop: StopReason = "done") -> Trajectory:
@@ -72,7 +72,7 @@ class Counting(grpo.Trainer):
         Counting.tokens = sum(step.computed for step in self._steps(examples, settings, seed))
         return {}
 
-    def _batch(self, examples: Sequence[Example], window: float) -> dict[str, Any]:
+    def _batch(self, examples: Sequence[Example], total: int) -> dict[str, Any]:
         return {}
 
     def save_adapter(self, folder: Path) -> str:

@@ -175,7 +175,7 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
 
     asked: ClassVar[list[tuple[str, str]]] = []
 
-    server: http.server.HTTPServer
+    server: http.server.HTTPServer  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers.get("authorization", "")))
@@ -192,7 +192,7 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, format: str, *_: Any) -> None: ...
 
 
 @pytest.fixture

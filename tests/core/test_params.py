@@ -456,7 +456,7 @@ def test_a_text_is_checked_before_it_is_written(tmp_path: Path) -> None:
 
 def test_sections_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Params().rollout.attempts = 3  # type: ignore[misc]
+        Params().rollout.attempts = 3  # pyrefly: ignore[read-only]
 
 
 def test_presets_are_whole_and_the_default_tasks_is_params_yaml() -> None:

@@ -17,7 +17,7 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
     report, chosen = outcome.get_result(), item.config.getoption("--task")
     if not chosen or report.outcome != "failed" or call.excinfo is None or item.config.option.tbstyle != "auto":
         return
-    task = getattr(item, "funcargs", {}).get("task")
+    task: Any = getattr(item, "funcargs", {}).get("task")
     owner = task.env.__name__ if task is not None else chosen[0]
     report.longrepr = task_advice.sentence(item.originalname, call.excinfo.value, owner)
     if call.when == "setup":

@@ -748,7 +748,7 @@ def test_a_scenario_refuses_unknown_fields_and_changes() -> None:
     with pytest.raises(ValueError, match="extra"):
         Scenario.model_validate(made.model_dump() | {"more": 1})
     with pytest.raises(ValueError, match="frozen"):
-        made.task = "other"  # type: ignore[misc]
+        made.task = "other"  # pyrefly: ignore[read-only]
 
 
 # --- Decisions

@@ -121,7 +121,7 @@ def test_there_are_as_many_questions_as_the_recipe_takes(committed: Mailbox) -> 
         scenarios = EmailSearchPlus.scenarios(committed, split, getattr(wanted, split), 1)
         assert len({one.id for one in scenarios}) == getattr(wanted, split)
         assert max(Counter(one.data["kind"] for one in scenarios).values()) <= getattr(wanted, split) // 5 + 1
-    assert scenarios == EmailSearchPlus.scenarios(committed, "test", wanted.test, 1)
+    assert scenarios == EmailSearchPlus.scenarios(committed, "test", wanted.test, 1)  # pyrefly: ignore[unbound-name]
     there = sum(one["kind"] == "latest" for one in committed.questions["val"])
     with pytest.raises(ValueError, match=f"email_search_plus has {there}: ask for {5 * there} or fewer"):
         EmailSearchPlus.scenarios(committed, "val", 5 * there + 5, 1)

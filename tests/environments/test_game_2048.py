@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyspiel  # type: ignore[import-not-found]
+import pyspiel
 import pytest
 
 import environments
@@ -397,7 +397,7 @@ def test_splits_share_no_opening_whichever_way_it_is_turned(task: str, counts: t
         views = [[read_board(one.messages[1])] for one in made]
         for boards in views:
             for _ in range(3):
-                boards.append(tuple(zip(*boards[-1][::-1], strict=True)))  # type: ignore[index]
+                boards.append(tuple(zip(*boards[-1][::-1], strict=True)))  # pyrefly: ignore[unsupported-operation]
             boards += [board[::-1] for board in boards if board]
         seen[split] = {str(board) for boards in views for board in boards}
         groups[split] = {env.cluster(one, data) for one in made}

@@ -75,7 +75,7 @@ def test_where_only_the_reward_is_defined_success_is_one_above_0(reward: Any, su
     class Rewarded(Env):
         """Its abstract methods are not needed here."""
 
-    Rewarded.reward = classmethod(lambda cls, scenario, messages: reward)  # type: ignore[method-assign, assignment]
+    Rewarded.reward = classmethod(lambda cls, scenario, messages: reward)  # pyrefly: ignore[bad-assignment]
     assert Rewarded.success(SCENARIOS[0], turns()) is success
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyspiel  # type: ignore[import-not-found]
+import pyspiel
 import pytest
 
 from environments.base import Message, Scenario, Split, use, words

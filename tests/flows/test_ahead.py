@@ -182,7 +182,7 @@ class Recorded:
 @pytest.mark.parametrize("overlap", [1, 2, 4])
 def test_a_rollout_begins_as_soon_as_its_adapter_is_there(overlap: int) -> None:
     recorded, params = Recorded(), params_of(iterations=6, overlap=overlap)
-    with Ahead(params, recorded, recorded.submit) as rollouts:  # type: ignore[arg-type]
+    with Ahead(params, recorded, recorded.submit) as rollouts:  # pyrefly: ignore[bad-argument-type]
         for iteration in range(1, 7):
             rollouts.begin(iteration)
             begun = len(recorded.begun)
@@ -196,7 +196,7 @@ def test_a_rollout_begins_as_soon_as_its_adapter_is_there(overlap: int) -> None:
 
 def test_leaving_early_ends_what_is_under_way() -> None:
     recorded = Recorded()
-    with Ahead(params_of(overlap=2), recorded, recorded.submit) as rollouts:  # type: ignore[arg-type]
+    with Ahead(params_of(overlap=2), recorded, recorded.submit) as rollouts:  # pyrefly: ignore[bad-argument-type]
         rollouts.begin(1)
     assert recorded.is_ended
     assert all(future.done() for future in recorded.futures)

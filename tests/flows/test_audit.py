@@ -51,7 +51,7 @@ class FakeDatabase(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         pass
 
 

@@ -80,7 +80,7 @@ class FakeVllm:
                 fake.loaded.append(body | {"path": self.path})
                 return send(self, 200, {})
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

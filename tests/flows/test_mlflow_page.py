@@ -75,7 +75,7 @@ def server() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(json.dumps({"experiment": {"experiment_id": "7"}}).encode())
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *_: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Answer) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()

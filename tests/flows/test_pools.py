@@ -57,8 +57,8 @@ class FakeClient:
     def upsert_global_concurrency_limit_by_name(self, name: str, limit: int) -> None:
         self.limits[name] = limit
 
-    def read_block_document_by_name(self, name: str, kind: str) -> Any:
-        if kind != "secret" or name not in self.blocks:
+    def read_block_document_by_name(self, name: str, block_type_slug: str) -> Any:
+        if block_type_slug != "secret" or name not in self.blocks:
             raise ObjectNotFound(KeyError(name))
         return SimpleNamespace(data={"value": self.blocks[name]}, block_type_slug="secret")
 

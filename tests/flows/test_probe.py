@@ -24,7 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def stand_in(player: str) -> Any:
+def stand_in(player: Any) -> Any:
     """In place of the policy: this player, at every second attempt; else words without an end."""
 
     def play(job: Job) -> list[Trajectory]:

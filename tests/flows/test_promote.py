@@ -332,8 +332,8 @@ def test_an_agent_of_the_users_own_is_judged_without_a_scripted_player(
     from environments.kit.agents import agent_env
 
     module = ModuleType("toy")
-    module.rollout = lambda episode: 1.0  # type: ignore[attr-defined]
-    module.scenarios = lambda split, count, seed: []  # type: ignore[attr-defined]
+    module.rollout = lambda episode: 1.0  # pyrefly: ignore[missing-attribute]
+    module.scenarios = lambda split, count, seed: []  # pyrefly: ignore[missing-attribute]
     monkeypatch.setattr("environments.load", lambda task: agent_env(module))
     project.trained("004", 30)
     project.trained("007", 45)

@@ -141,7 +141,7 @@ def test_a_success_that_is_neither_true_nor_false_is_named(won: Any) -> None:
     assert (reward.score, reward.success) == (None, False)
     assert reward.explanation == f"unusable: success is {won!r}, and neither True nor False"
     assert not succeeds(task(won=won), SCENARIO, [])
-    derived = type("ByDefault", (Shelf,), {"won": won, "reward": classmethod(Env.reward.__func__)})  # type: ignore[attr-defined]
+    derived = type("ByDefault", (Shelf,), {"won": won, "reward": classmethod(Env.reward.__func__)})
     assert by_rule(derived, SCENARIO, played()).explanation == reward.explanation, "a reward of 1 for a success"
 
 
@@ -179,15 +179,15 @@ def test_what_a_rollout_function_returned_fails_its_episode_with_the_value(value
     ("told", "reason"),
     [
         (Outcome(accuracy=NAN), "outcome: accuracy is nan"),
-        (Outcome(optimal_turns=NAN), "outcome: optimal_turns is nan"),  # type: ignore[arg-type]
-        (Outcome(required={"swept": NAN}), "outcome: required swept is nan, and neither True nor False"),  # type: ignore[dict-item]
-        (Outcome(required={"swept": "no"}), "outcome: required swept is 'no', and neither True nor False"),  # type: ignore[dict-item]
+        (Outcome(optimal_turns=NAN), "outcome: optimal_turns is nan"),  # pyrefly: ignore[bad-argument-type]
+        (Outcome(required={"swept": NAN}), "outcome: required swept is nan, and neither True nor False"),  # pyrefly: ignore[bad-assignment]
+        (Outcome(required={"swept": "no"}), "outcome: required swept is 'no', and neither True nor False"),  # pyrefly: ignore[bad-assignment]
     ],
 )
 def test_criteria_name_what_of_an_outcome_is_no_number(told: Outcome, reason: str) -> None:
     reward = criteria(task(told=told), SCENARIO, played(), Criteria())
     assert (reward.score, reward.success, reward.explanation) == (None, True, f"unusable: {reason}")
-    assert criteria(task(told=Outcome(accuracy=np.float32(0.5))), SCENARIO, played(), Criteria()).score is not None  # type: ignore[arg-type]
+    assert criteria(task(told=Outcome(accuracy=np.float32(0.5))), SCENARIO, played(), Criteria()).score is not None  # pyrefly: ignore[bad-argument-type]
 
 
 def test_a_weighted_sum_beyond_all_floats_is_named() -> None:
@@ -264,7 +264,7 @@ def test_the_stage_scores_the_others_and_the_run_says_so(
         spoken = health.warnings(1)
         assert spoken[0].startswith(f"Warning: rewards: {count} attempts could be scored: ")
         assert "× reward is nan." in spoken[0]
-    assert "teaches nothing: no reward of its batch is a number" in spoken[-1]
+    assert "teaches nothing: no reward of its batch is a number" in spoken[-1]  # pyrefly: ignore[unbound-name]
 
 
 def test_a_teachers_episode_with_such_a_reward_is_no_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,11 +107,11 @@ def test_batch_invariance_is_set_in_each_stage_and_never_too_late(monkeypatch: p
     monkeypatch.setitem(sys.modules, "vllm.fake_kernels", kernels)
     for name in [name for name in sys.modules if name.startswith("vllm.") and name != "vllm.fake_kernels"]:
         monkeypatch.delitem(sys.modules, name)
-    kernels.is_batch_invariant = True  # type: ignore[attr-defined]
+    kernels.is_batch_invariant = True  # pyrefly: ignore[missing-attribute]
     for _ in range(2):  # a warm process forgets its variables from stage to stage
         cuda.use_invariant_batches()
         assert os.environ.pop("VLLM_BATCH_INVARIANT") == "1"
-    kernels.is_batch_invariant = False  # type: ignore[attr-defined]
+    kernels.is_batch_invariant = False  # pyrefly: ignore[missing-attribute]
     with pytest.raises(FreshProcessNeeded, match=r"policy\.deterministic"):
         cuda.use_invariant_batches()
     assert "VLLM_BATCH_INVARIANT" not in os.environ

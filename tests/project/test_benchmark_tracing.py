@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from addons.trackers.tracing.sender import langfuse
+from addons.trackers.tracing import langfuse
 from benchmarks import tracing
 from benchmarks._common import ROOT
 from benchmarks.tracing import Run, host, lost, outputs, row, warnings

@@ -141,7 +141,7 @@ def test_a_server_that_comes_back_is_waited_for(postgresql: str, lines: list[str
                 raise ledger.engine.dialect.loaded_dbapi.OperationalError("connection failed: Connection refused")
             return connect(*words, **options)
 
-        ledger.engine.dialect.connect = refused_for_a_while  # type: ignore[method-assign]
+        ledger.engine.dialect.connect = refused_for_a_while
         with admin.engine.begin() as link:
             own = "pid <> pg_backend_pid() AND datname = current_database()"
             link.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {own}")
@@ -158,7 +158,7 @@ def test_a_server_that_stays_away_is_one_sentence(postgresql: str) -> None:
             raise refused
 
         ledger.engine.dispose()
-        ledger.engine.dialect.connect = refuse  # type: ignore[method-assign]
+        ledger.engine.dialect.connect = refuse
         for work in (lambda: ledger.get("d"), lambda: ledger.put(row("e", "")), lambda: tables.counts(ledger)):
             with pytest.raises(UserError, match=r"Connection refused.*start the server or correct FLYWHEEL_LEDGER_URL"):
                 work()

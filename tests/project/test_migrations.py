@@ -194,7 +194,7 @@ def test_the_sql_for_a_dba_upgrades_an_old_database(postgresql_server: str) -> N
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     link = engine(url).raw_connection()
-    link.driver_connection.execute(done.stdout)  # type: ignore[union-attr]
+    link.driver_connection.execute(done.stdout)  # pyrefly: ignore[missing-attribute]
     link.close()
     with engine(url).connect() as checked:
         assert checked.scalar(sa.text("SELECT version_num FROM ledger_version")) == SCHEMA

@@ -277,7 +277,7 @@ class Receiver:
                 self.end_headers()
                 self.wfile.write(b"{}")
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *_: Any) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

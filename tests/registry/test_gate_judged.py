@@ -134,7 +134,7 @@ def stored(folder: Path, score: float = 0.7) -> Path:
         for name, score in zip(ids, scores, strict=True)
     ]
     (folder / PAIRS).write_text("\n".join(lines) + "\n")
-    empty = {"attempt": 0, "adapter_hash": "c", "turns": (), "stop_reason": "done"}
+    empty: dict[str, Any] = {"attempt": 0, "adapter_hash": "c", "turns": (), "stop_reason": "done"}
     write_records([Trajectory(id=name, scenario_id=name, **empty) for name in ids], folder / "trajectories.parquet")
     unscored = {"name": "rule", "score": None, "success": None}
     write_records([Reward(trajectory_id=n, scenario_id=n, **unscored) for n in ids], folder / "rewards.parquet")

@@ -44,7 +44,7 @@ def test_nothing_is_compiled_on_the_cpu(
     """Without a C++ compiler or Python's headers, or in a path with a space, the first batch failed."""
     vllm = FakeVllm()
     transformers = ModuleType("transformers")
-    transformers.AutoConfig = object  # type: ignore[attr-defined]
+    transformers.AutoConfig = object  # pyrefly: ignore[missing-attribute]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     engine_module = "vllm.v1.engine.llm_engine"
     monkeypatch.setitem(sys.modules, engine_module, ModuleType(engine_module))
@@ -83,7 +83,7 @@ def test_what_vllm_is_told_of_several_gpus_and_of_fewer_bits(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert engine.divided(policy) == expected
     assert os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == ("spawn" if policy.tensor_parallel > 1 else None)
-    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # pyrefly: ignore[missing-attribute]
     source = (Path(package) / "engine/arg_utils.py").read_text()  # importing it takes 20 s
     assert all(f"\n    {name}: " in source for name in expected)
 
@@ -175,6 +175,6 @@ def test_what_sleeps_for_an_update(is_shared: bool, expected: list[str], monkeyp
     for _ in range(2):
         made.wake()
     assert events == expected
-    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # pyrefly: ignore[missing-attribute]
     source = (Path(package) / "v1/engine/llm_engine.py").read_text()
     assert all(f"    def {event.split()[0]}(self" in source for event in events)

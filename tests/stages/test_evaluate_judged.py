@@ -58,10 +58,10 @@ class FakeEngine:
 
     def episode(self, scenario: Scenario, quality: float, prefix: str, adapter: str) -> Trajectory:
         message: Message = {"role": "assistant", "content": f"quality {max(0.0, quality):.2f}"}
-        tokens = {"prompt_ids": (1,), "completion_ids": (2,), "logprobs": (0.0,), "finish_reason": "stop"}
-        turn = {"message": message, "observations": (), **tokens}
+        tokens = dict[str, Any](prompt_ids=(1,), completion_ids=(2,), logprobs=(0.0,), finish_reason="stop")
+        turn = Turn(message=message, observations=(), **tokens)
         common = {"scenario_id": scenario.id, "attempt": 0, "adapter_hash": adapter, "stop_reason": "done"}
-        return Trajectory.model_validate({"id": f"{prefix}-{scenario.id}-0", "turns": (Turn(**turn),)} | common)
+        return Trajectory.model_validate({"id": f"{prefix}-{scenario.id}-0", "turns": (turn,)} | common)
 
 
 class Run:
@@ -85,7 +85,7 @@ class Run:
     def evaluate(self, number: str, split: str = "val", against: str | None = None, **changed: Any) -> Evaluation:
         name = {"val": "evaluation", "test": "test"}[split]
         against = against or (f"000/{name}" if number != "000" else "000/base.json")
-        sections = {"evaluate": Evaluate(), "score": self.score} | changed
+        sections: dict[str, Any] = {"evaluate": Evaluate(), "score": self.score} | changed
         params = EvaluateParams(task=TASK, policy=Policy(), **sections)
         out, adapter = self.folder / number / name, self.folder / number / "adapter"
         evaluate(DATA, self.folder / "scenarios", out, params, split, adapter, self.folder / against)
@@ -189,7 +189,7 @@ def test_trackers_and_pages_say_that_a_judge_measured_it(run: Run, tmp_path: Pat
     assert share_text(evaluation) == f"judged better than the base policy on 1.000 of {SCENARIOS}"
     environment = Environment(loader=FileSystemLoader(ROOT / "viewer/templates"), autoescape=True)
     environment.filters |= FILTERS
-    macro: Any = getattr(environment.get_template("parts.html").module, "outcome")  # noqa: B009  (mypy does not know it)
+    macro: Any = getattr(environment.get_template("parts.html").module, "outcome")  # noqa: B009  (no type checker knows it)
     outcomes = ((None, None), (0.8, None), (0.8, True), (0.1, False))
     texts = [macro({"reward": reward, "success": success}) for reward, success in outcomes]
     assert texts == ["not scored", "scored by a judge alone", "success", "no success"]

@@ -139,7 +139,7 @@ def test_rewards_are_those_of_each_task_and_measured_by_task(
     assert "reward_correct" in measured
 
 
-def evaluated(folder: Path, to: Path, policy: str = "random") -> Evaluation:
+def evaluated(folder: Path, to: Path, policy: Any = "random") -> Evaluation:
     params = EvaluateParams(task=BOTH, policy=Policy(kind=policy), evaluate=Evaluate(), score=Score())
     evaluate(folder / "data", folder / "scenarios", to, params)
     return Evaluation.model_validate_json((to / "summary.json").read_text())

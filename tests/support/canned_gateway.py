@@ -37,7 +37,7 @@ def choice(content: str = WORDS, calls: int = 0, reasoning: str = "", **fields: 
     message: dict[str, Any] = {"role": "assistant", "content": content}
     message |= {"reasoning": reasoning} if reasoning else {}
     message |= {"tool_calls": [call(n, {} if n else ARGUMENTS) for n in range(calls)]} if calls else {}
-    ended = {"finish_reason": "tool_calls" if calls else "stop", "completion_tokens": 7, "tokens": TOKENS} | fields
+    ended = dict[str, Any](finish_reason="tool_calls" if calls else "stop", completion_tokens=7, tokens=TOKENS) | fields
     return Choice(message=message, text=content, **ended)
 
 

@@ -284,7 +284,7 @@ def kill_upload(draw: random.Random, folder: Path) -> tuple[bool, bool, list[str
             killer.start()
         results.append(bring(port, adapter, name))
         if is_killed:
-            killer.join()
+            killer.join()  # pyrefly: ignore[unbound-name]
         process.kill()
         process.join()
     faults = [

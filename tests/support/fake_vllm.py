@@ -67,7 +67,7 @@ class FakeVllm:
             disable_nagle_algorithm = True
             wbufsize = -1
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *_: Any) -> None:
                 pass
 
             def answer(self) -> None:

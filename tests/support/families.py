@@ -177,7 +177,7 @@ def under_grammars(policy: Policy, trainer: Trainer, adapter: Path, asked: list[
                 made: dict[str, Any] = {"message": {"role": "assistant", "content": ""}, "observations": ()}
                 made |= {"finish_reason": reason, "is_constrained": True, "grammar": grammar}
                 turn = Turn(prompt_ids=tuple(asked[key // 4]), completion_ids=ids, logprobs=logprobs, **made)
-                whole = {"id": str(key), "scenario_id": "any", "attempt": 0, "adapter_hash": "", "stop_reason": "done"}
+                whole = dict[str, Any](id=str(key), scenario_id="any", attempt=0, adapter_hash="", stop_reason="done")
                 rows += Trajectory(turns=(turn,), **whole).flatten()
         found[f"kl_{kind}"] = kl(trainer.model, rows, 0.8, trainer._grammars(rows))
         found[f"kl_{kind}_without"] = kl(trainer.model, rows, 0.8)

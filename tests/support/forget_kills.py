@@ -79,7 +79,7 @@ def child(
             os.dup2(silent, 1), os.dup2(silent, 2)
             if at is not None:
                 sys.addaudithook(_killing(at))
-            code = int(work() or 0)  # type: ignore[call-overload]
+            code = int(work() or 0)  # pyrefly: ignore[bad-argument-type]
         finally:
             os._exit(code)
     if after is not None:
@@ -174,7 +174,7 @@ def main(words: Sequence[str]) -> int:
             number = len(there) + len(forgotten)
             capture(root, number)
             export(root / "chats.jsonl", [row(f"c{each}", each) for each in range(number + 1)])
-            named, work = "ingest", ingesting("openai:chats.jsonl", "capture")
+            named, gone, work = "ingest", -1, ingesting("openai:chats.jsonl", "capture")
             if there and number % 2:
                 named, gone = "forget", draw.choice(sorted(there))
                 work = forgetting(f"c{gone}")

@@ -106,7 +106,7 @@ class Model:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self.http = QuietServer(("127.0.0.1", 0), Handler)
@@ -132,7 +132,7 @@ class Collector:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self.http = QuietServer(("127.0.0.1", 0), Handler)
@@ -140,7 +140,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
 
     def take(self, body: bytes) -> None:
-        from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+        from google.protobuf.json_format import MessageToDict  # pyrefly: ignore[untyped-import]
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         request = MessageToDict(ExportTraceServiceRequest.FromString(body), use_integers_for_enums=True)
@@ -368,9 +368,10 @@ def of_capture(known: list[dict[str, Any]], url: str) -> None:
     )
     with TestClient(app) as client:
         for number, episode in enumerate(known):
+            text = ""
             headers = {"x-flywheel-consent": "yes", "x-flywheel-conversation": episode["id"]}
             for asked in turns(episode["messages"]):
-                body = {"messages": asked, "tools": tools(), "stream": number % 2 == 1}
+                body: dict[str, Any] = {"messages": asked, "tools": tools(), "stream": number % 2 == 1}
                 body["metadata"] = {"owner": episode["owner"]}
                 answer = client.post("/v1/chat/completions", json=body, headers=headers)
                 text = answer.text.split("\n")[0].removeprefix("data: ") if body["stream"] else answer.text

@@ -64,7 +64,7 @@ class Server:
             def do_GET(self) -> None:
                 server.list_models(self)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self.http = QuietServer(("127.0.0.1", 0), Handler)

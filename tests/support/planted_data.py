@@ -72,7 +72,7 @@ def secret(rng: random.Random) -> tuple[str, str]:
 
 
 def main(seed: int = 7, path: Path = PATH) -> None:
-    import faker  # type: ignore[import-not-found]
+    import faker  # pyrefly: ignore[missing-import]
 
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []

@@ -53,7 +53,7 @@ def compare(batch: Any, workers: int, kinds: Sequence[str], delay: float | None 
     for kind in kinds:
         knobs, lines = KNOBS[kind], list[str]()
         batch.update(f"{kind}-one", **knobs)
-        report_to(lambda message, lines=lines: lines.append(message.get("say", "")))  # type: ignore[misc]
+        report_to(lambda message, lines=lines: lines.append(message.get("say", "")))
         began = time.perf_counter()
         with killing(delay):
             batch.update(f"{kind}-ray", launcher="ray", processes=workers, **knobs)

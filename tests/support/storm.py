@@ -103,11 +103,11 @@ def logged(log: Counter[Any]) -> Iterator[None]:
             log[prompts[turn.key], turn.completion_ids, turn.logprobs] += 1
         return finished
 
-    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # type: ignore[method-assign, assignment]
+    EngineSampler.submit, EngineSampler.step = logging_submit, logging_step  # pyrefly: ignore[bad-assignment]
     try:
         yield
     finally:
-        EngineSampler.submit, EngineSampler.step = submit, step  # type: ignore[method-assign]
+        EngineSampler.submit, EngineSampler.step = submit, step
 
 
 def kill_often(count: int, draw: random.Random, ended: threading.Event, killed: list[float], within: float) -> None:

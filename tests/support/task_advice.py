@@ -203,7 +203,7 @@ def gains(task: str, env: type[Env]) -> list[str]:
     """What a task would gain by parts that it lacks, a sentence each. None for agents and environments of packages."""
     if env.is_agent or ":" in task:
         return []
-    decides = env.decisions.__func__ is not Env.decisions.__func__  # type: ignore[attr-defined]
+    decides = env.decisions.__func__ is not Env.decisions.__func__
     has = {"sources": bool(env.sources), "cluster": alike.says(env), "decisions": decides}
     sentences = [f"{env.lacks(player)}." for player in ("gold", "bad", "scripted") if not env.has_player(player)]
     return sentences + [f"{task} has no `{part}`, which would bring {GAINS[part]}." for part in GAINS if not has[part]]

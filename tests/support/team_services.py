@@ -103,7 +103,7 @@ class Team:
         local = f"postgresql:///postgres?host={self.data}&port={port}&user=postgres"
         self.until("postgres", lambda: psycopg.connect(local, connect_timeout=2).close())
         with psycopg.connect(local, autocommit=True) as link:
-            link.execute(f"ALTER ROLE postgres PASSWORD '{PASSWORDS['postgres']}'")
+            link.execute(f"ALTER ROLE postgres PASSWORD '{PASSWORDS['postgres']}'".encode())
         self.psql("postgres", passwords(documented("CREATE ROLE ledger")))
 
     def psql(self, database: str, text: str, user: str = "postgres") -> str:

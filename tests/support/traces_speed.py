@@ -55,7 +55,7 @@ def measured(count: int, folder: Path) -> dict[str, Any]:
             begun = time.perf_counter()
             keeper.keep(key_of("capture", str(number)), request, [answer])
             seconds.append(time.perf_counter() - begun)
-        fields = {"response_id": answer["id"], "score": float(player in ("gold", "scripted"))}
+        fields = {"response_id": answer["id"], "score": float(player in ("gold", "scripted"))}  # pyrefly: ignore[unbound-name]
         fields |= {} if fields["score"] else {"correction": scenario.data["answer"]}
         status, told = keeper.take(json.dumps(fields).encode())
         assert status == 201, told

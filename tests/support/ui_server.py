@@ -126,7 +126,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -51,7 +51,7 @@ def fake() -> Iterator[FakeTracker]:
 def test_what_fails_is_said_once_and_logged_later(fake: FakeTracker) -> None:
     """A store that was locked for a moment used to end the run."""
     lines: list[str] = []
-    mlflow: Any = LastingMlflow(fake, lines.append, pause=0.0)  # type: ignore[arg-type]
+    mlflow: Any = LastingMlflow(fake, lines.append, pause=0.0)  # pyrefly: ignore[bad-argument-type]
     mlflow.iteration("001", 0.1)
     fake.problem = UserError("MLflow at sqlite:///x cannot be reached: the database is locked")
     mlflow.iteration("002", 0.2)
@@ -67,7 +67,7 @@ def test_what_fails_is_said_once_and_logged_later(fake: FakeTracker) -> None:
 
 def test_what_is_missing_at_the_end_is_named_with_a_cure(fake: FakeTracker) -> None:
     lines: list[str] = []
-    mlflow: Any = LastingMlflow(fake, lines.append, pause=60.0)  # type: ignore[arg-type]
+    mlflow: Any = LastingMlflow(fake, lines.append, pause=60.0)  # pyrefly: ignore[bad-argument-type]
     fake.problem = OSError("away")
     mlflow.iteration("001", 0.1)
     fake.problem = None
@@ -83,7 +83,7 @@ def test_what_is_missing_at_the_end_is_named_with_a_cure(fake: FakeTracker) -> N
 
 def test_what_hangs_holds_up_nobody(fake: FakeTracker) -> None:
     lines: list[str] = []
-    mlflow: Any = LastingMlflow(fake, lines.append, patience=0.05, pause=0.0)  # type: ignore[arg-type]
+    mlflow: Any = LastingMlflow(fake, lines.append, patience=0.05, pause=0.0)  # pyrefly: ignore[bad-argument-type]
     fake.free.clear()
     mlflow.iteration("001", 0.1)
     assert lines == [
@@ -100,7 +100,7 @@ def test_what_hangs_holds_up_nobody(fake: FakeTracker) -> None:
 def test_a_run_that_is_stopped_ends_soon(fake: FakeTracker, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
     monkeypatch.setattr("steps.tracking.lasting.STATUS", 0.05)
     lines: list[str] = []
-    mlflow: Any = LastingMlflow(fake, lines.append)  # type: ignore[arg-type]
+    mlflow: Any = LastingMlflow(fake, lines.append)  # pyrefly: ignore[bad-argument-type]
     if hangs:
         fake.free.clear()
     started = time.monotonic()
@@ -131,7 +131,7 @@ def test_an_addons_tracker_that_raises_ends_alone_and_says_so_once(fails_at: str
             raise ValueError("no such\nproject")
         return Comet()
 
-    guarded = Guarded(begin, SimpleNamespace(log_message=lines.append))  # type: ignore[arg-type]
+    guarded = Guarded(begin, SimpleNamespace(log_message=lines.append))  # pyrefly: ignore[bad-argument-type]
     guarded.iteration("001")
     guarded.iteration("002")
     guarded.finish()
@@ -142,7 +142,7 @@ def test_an_addons_tracker_that_raises_ends_alone_and_says_so_once(fails_at: str
 
 def test_a_tracker_that_is_not_switched_on_gets_nothing() -> None:
     lines = list[str]()
-    guarded = Guarded(lambda run, is_live: None, SimpleNamespace(log_message=lines.append))  # type: ignore[arg-type]
+    guarded = Guarded(lambda run, is_live: None, SimpleNamespace(log_message=lines.append))  # pyrefly: ignore[bad-argument-type]
     guarded.iteration("001")
     guarded.finish()
     assert (guarded.tracker, lines) == (None, [])

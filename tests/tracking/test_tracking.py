@@ -606,7 +606,7 @@ def test_a_flow_s_tracker_outlasts_its_store(project: Project, monkeypatch: pyte
     monkeypatch.chdir(project.root)
     mlflow, (first, *_) = train.open_trackers(RunDisplay())
     with monkeypatch.context() as broken:
-        broken.setattr(MlflowTracker, "_open", lambda *_: 1 / 0)
+        broken.setattr(MlflowTracker, "_open", lambda *_: 1 / 0)  # pyrefly: ignore[division-by-zero]
         first.iteration("001")
         mlflow.log_artifact(project.root / "params.yaml")
         first.finish()

@@ -55,7 +55,7 @@ def test_compiled_functions_are_themselves_for_all_lengths(monkeypatch: pytest.M
         patched.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
         for tokens in (5, 64):
             for call, own in calls(tokens):
-                plain = call.__wrapped__(*own)  # type: ignore[attr-defined]
+                plain = call.__wrapped__(*own)  # pyrefly: ignore[missing-attribute]
                 for mine, theirs in zip(tensors(call(*own)), tensors(plain), strict=True):
                     assert mine.dtype == theirs.dtype
                     assert relative([mine], [theirs]) < (0.01 if mine.dtype == torch.bfloat16 else 1e-5)

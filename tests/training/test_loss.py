@@ -340,7 +340,7 @@ def test_trl_reads_nothing_that_the_stand_in_lacks() -> None:
     """A knob that TRL adds to its loss must fail loudly: the stand-in has no attribute that answers for it."""
     loss = TrlLoss(Update(), None, 1.0, 64)
     with pytest.raises(AttributeError):
-        loss.a_knob_of_the_future  # type: ignore[attr-defined] # noqa: B018
+        loss.a_knob_of_the_future  # pyrefly: ignore[missing-attribute] # noqa: B018
 
 
 def test_a_gradient_step_raises_what_was_good_and_lowers_what_was_bad(policy: Policy) -> None:

@@ -79,11 +79,11 @@ class Boxes(HTMLParser):
         self.tables: list[list[str]] = []
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "table":
             self.tables.append(list(self.around))
         if tag in ("div", "footer"):
-            self.around.append(dict(attributes).get("class") or tag)
+            self.around.append(dict(attrs).get("class") or tag)
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("div", "footer"):

@@ -483,9 +483,9 @@ def test_next_and_previous_follow_the_filters(client: TestClient, made: Path) ->
     page = client.get("/group", params={"at": middle.batch, "scenario": middle.scenario, **query}).text
     found = {name: re.search(f'rel="{name}" href="([^"]+)"', page) for name in ("prev", "next", "up")}
     assert all(found.values())
-    assert rows[2].group.scenario in found["prev"][1]  # type: ignore[index]
-    assert rows[4].group.scenario in found["next"][1]  # type: ignore[index]
-    assert found["up"][1].replace("&amp;", "&") == "/?kind=rollout&sort=question&order=down"  # type: ignore[index]
+    assert rows[2].group.scenario in found["prev"][1]  # pyrefly: ignore[unsupported-operation]
+    assert rows[4].group.scenario in found["next"][1]  # pyrefly: ignore[unsupported-operation]
+    assert found["up"][1].replace("&amp;", "&") == "/?kind=rollout&sort=question&order=down"  # pyrefly: ignore[unsupported-operation]
     alone = client.get("/group", params={"at": middle.batch, "scenario": middle.scenario, "kind": "test"}).text
     assert 'rel="next"' not in alone
 

@@ -293,7 +293,7 @@ class Answers:
         chat, placed = self._placed(execution, request)
         placements = [execution.graph.ask(placement) for placement in placed]
         call = Call(entry.asked, asked, entry.digest, request, placements)
-        call.answers, call.is_delivered, call.entry = list(entry.answers), entry.delivered, number
+        call.answers, call.is_delivered, call.entry = list[Answer | None](entry.answers), entry.delivered, number
         execution.open(call)
         execution.recorded_answer(entry.digest)
         self._give(execution, call, entry, chat)

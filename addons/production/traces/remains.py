@@ -68,7 +68,7 @@ def texts(conversations: Iterable[Sequence[Message]]) -> list[str]:
         for message in messages:
             text = message.get("content")
             if message["role"] == "user" and isinstance(text, str):
-                part = max(PLAIN.findall(text), key=len, default="").strip()[:200]
+                part = max(["", *PLAIN.findall(text)], key=len).strip()[:200]
                 line = max(text.split("\n"), key=len).strip()[:200]
                 forms = [part] if len(part) >= LEAST else [line, json.dumps(line)[1:-1]] if len(line) >= LEAST else []
                 forms_of.update(forms)

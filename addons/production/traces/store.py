@@ -267,7 +267,7 @@ def _part(record: dict[str, Any], place: str) -> Conversation | Unreadable:
 
 def _messages(record: Mapping[str, Any]) -> list[Message]:
     """The messages of a record; none of feedback, and of a record of another form."""
-    messages = [*(record.get("messages") or ()), record.get("answer")]
+    messages: list[Any] = [*(record.get("messages") or ()), record.get("answer")]
     return messages if all(isinstance(each, Mapping) and "role" in each for each in messages) else []
 
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from addons.trackers.tracing.files import Times
 from addons.trackers.tracing.spans import Recorder, Trace, TraceScore, as_json, hashed, span_messages
 from environments.base import Message, Scenario
+from steps.analytics.episodes import Times
 from steps.core.masking import Masker
 from steps.core.records import Judgement, Reward, Trajectory, Turn
 from steps.sampling.wire import wire

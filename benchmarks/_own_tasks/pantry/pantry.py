@@ -105,7 +105,7 @@ class Pantry(Env):
 
     def scripted(self, messages: Sequence[Message], rng: Random) -> Message:
         question = str(messages[0]["content"]).lower()
-        dish = max((dish for dish in self.data if dish in question), key=len)
+        dish = max([str(dish) for dish in self.data if dish in question], key=len)
         if messages[-1]["role"] == "user":
             people = re.findall(r"\d+", question)[0]
             return base.use("recipe", dish=dish, people=int(people))

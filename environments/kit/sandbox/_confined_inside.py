@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 HERE, KEEPER = os.path.dirname(os.path.abspath(__file__)), "../keeper.py"  # noqa: PTH100, PTH120 (pathlib takes 8 ms)
 sys.path[:0] = [HERE, os.path.dirname(os.path.join(HERE, KEEPER))]  # noqa: PTH118, PTH120
-import _runner  # type: ignore[import-not-found]  # noqa: E402
-import keeper  # type: ignore[import-not-found]  # noqa: E402
+import _runner  # pyrefly: ignore[missing-import]  # noqa: E402
+import keeper  # pyrefly: ignore[missing-import]  # noqa: E402
 
 EXECUTE, SPECIAL = 1 << 0, 1 << 9 | 1 << 10 | 1 << 12 | 1 << 15  # sockets, pipes, links, and ioctl on devices
 CONNECT = 2  # to bind is not forbidden: a harness may talk to itself by a server of its own

@@ -255,7 +255,7 @@ def main(channel: int) -> None:
     request = eval(sys.stdin.buffer.read())
     quit_now, write = os._exit, os.write
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")  # pyrefly: ignore[missing-attribute]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     raise_walls(channel, request)
 

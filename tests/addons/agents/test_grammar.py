@@ -99,7 +99,8 @@ def test_logprobs_and_gradients_are_those_over_the_allowed_tokens(trainer: Train
     packed = packing.pack(rows, *trainer.place, grammars=trainer._grammars(rows))
     logps, entropies = packing.token_logps(trainer.model, packed, TEMPERATURE)
     weight = [torch.randn(int(sum(row.mask)), generator=torch.Generator().manual_seed(n)) for n, row in enumerate(rows)]
-    sum(((part[: len(own)] * own).sum() for part, own in zip(logps, weight, strict=True))).backward()
+    loss: Any = sum((part[: len(own)] * own).sum() for part, own in zip(logps, weight, strict=True))
+    loss.backward()
 
     model = twin(trainer, tmp_path / "adapter")
     total = torch.zeros((), dtype=torch.float64)

@@ -193,10 +193,14 @@ def test_an_agent_runs_in_the_interpreter_of_its_own(tmp_path: Path, monkeypatch
 
 
 def test_an_interpreter_that_cannot_run_agents_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    other = tmp_path / "other"  # a program whose output is no UTF-8
+    other.write_text("#!/bin/sh\nprintf '\\377'\n")
+    other.chmod(0o755)
     for python, reason in (
         (environment(tmp_path / "bare", has_packages=False), "has no pydantic; install pydantic 2 there"),
         (os.fspath(tmp_path / "none"), "there is no program"),
         ("true", "is no Python interpreter"),
+        (os.fspath(other), "is no Python interpreter"),
     ):
         with pytest.raises(UserError, match=f"agents.python: .*{reason}"):
             interpreter(python)

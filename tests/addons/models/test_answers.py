@@ -49,7 +49,7 @@ class RawServer(Server):
 
 
 def endpoint(server: Server, **more: Any) -> Endpoint:
-    return Endpoint(**{"model": "m", "base_url": server.url, "max_retries": 1, **more})
+    return Endpoint(**dict[str, Any](model="m", base_url=server.url, max_retries=1) | more)
 
 
 def ask(server: Server, **more: Any) -> Reply | CallFailed:

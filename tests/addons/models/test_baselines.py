@@ -46,7 +46,7 @@ def put_test(run: Path, number: str, scenarios: list[Scenario], wins: int, token
     played, rewards = [], []
     for place, scenario in enumerate(scenarios):
         name, won = f"test-{scenario.id}-0", place < wins
-        common = {"scenario_id": scenario.id, "attempt": 0, "adapter_hash": number, "stop_reason": "done"}
+        common = dict[str, Any](scenario_id=scenario.id, attempt=0, adapter_hash=number, stop_reason="done")
         played.append(Trajectory(id=name, turns=(turn, turn), **common))
         rewards.append(
             Reward(trajectory_id=name, scenario_id=scenario.id, name="rule", score=1.0 if won else -1.0, success=won)

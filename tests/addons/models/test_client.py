@@ -39,7 +39,7 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def endpoint(server: Server, **changes: Any) -> Endpoint:
-    return Endpoint(**{"model": "m", "base_url": server.url, **changes})
+    return Endpoint(**dict[str, Any](model="m", base_url=server.url) | changes)
 
 
 def question(text: object, **more: Any) -> Request:

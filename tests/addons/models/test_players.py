@@ -46,7 +46,7 @@ def task(name: str, count: int = 6) -> tuple[type[Env], Any, list[tuple[Scenario
 
 
 def asking(server: Server, **changes: Any) -> Policy:
-    return players.on_server(Endpoint(**{"model": "big", "base_url": server.url, **changes}))
+    return players.on_server(Endpoint(**dict[str, Any](model="big", base_url=server.url) | changes))
 
 
 def transcript(trajectory: Trajectory, scenario: Scenario) -> list[Message]:
@@ -240,7 +240,7 @@ def test_an_environment_that_breaks_is_an_episode_that_failed() -> None:
     env, data, attempts = task("multiplication")
     broken_scenario = attempts[1][0]
 
-    class Broken(env):  # type: ignore[valid-type, misc]
+    class Broken(env):
         def hear(self, text: str) -> list[Message]:
             if self.scenario is broken_scenario:
                 raise RuntimeError("broken")

@@ -152,7 +152,7 @@ def test_the_batch_is_cut_as_the_trainer_cuts_it(sizes: tuple[int, int, int, int
         ),  # in bfloat16 each layer keeps a float32 copy of the mask, which the plan leaves out
     ],
 )
-def test_activations_are_what_the_trainer_keeps(dtype: str, family: str, checkpointing: bool) -> None:
+def test_activations_are_what_the_trainer_keeps(dtype: Any, family: str, checkpointing: bool) -> None:
     """All tensors that autograd saves in a forward pass, each once, weights excepted."""
     import torch
     import transformers

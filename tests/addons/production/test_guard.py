@@ -134,7 +134,7 @@ def test_a_websocket_is_guarded_too(client: TestClient) -> None:
 
 def test_of_vllms_paths_only_those_for_clients_are_served(client: TestClient) -> None:
     """Its sources have the others: what a new version brings is closed until it is listed."""
-    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # type: ignore[union-attr]
+    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # pyrefly: ignore[missing-attribute]
     sources = "".join(path.read_text() for path in Path(package).glob("entrypoints/**/api_router.py"))
     found = re.findall(r'router\.(get|post|put|delete)\(\s*"([^"]+)"', sources)
     asked = {(method.upper(), path.replace("{response_id}", "1")) for method, path in found}

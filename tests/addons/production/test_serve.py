@@ -144,7 +144,7 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         pass
 
 
@@ -293,7 +293,7 @@ def test_the_real_server_is_guarded(served: Served, method: str, path: str, body
 def test_the_real_server_keeps_what_people_agreed_to(published: Path, served: Served, stream: bool) -> None:
     store = Store(published / ".flywheel/capture")
     before = len(list(store.lines()))
-    body = {"model": "email_search", "max_tokens": 24, "stream": stream, "metadata": {"owner": "me"}}
+    body: dict[str, Any] = {"model": "email_search", "max_tokens": 24, "stream": stream, "metadata": {"owner": "me"}}
     body["messages"] = [{"role": "user", "content": "What is the budget for Falcon? (jane@example.com)"}]
     chat = f"http://127.0.0.1:{served.port}/v1/chat/completions"
 

@@ -129,5 +129,5 @@ def test_a_report_without_curve_and_registration(params: Params) -> None:
 
 def test_a_report_that_cannot_be_written_is_said(params: Params) -> None:
     lines: list[str] = []
-    ending.write_page(params, {"trained": {"iteration": 1}}, None, lines.append)  # type: ignore[arg-type]
+    ending.write_page(params, {"trained": {"iteration": 1}}, None, lines.append)  # pyrefly: ignore[bad-argument-type]
     assert [line.partition(":")[0] for line in lines] == ["run/report.html is left out"]

@@ -126,7 +126,7 @@ def test_characters_that_paint_a_terminal_or_break_a_line_are_refused(
         {"role": "assistant", "content": None, "refusal": "I will \x1b[31m not"},
     ]
     writes = writer(*said[:4])
-    with Server(lambda body: said[4] if number(body) == 4 else writes(body)) as server:  # type: ignore[arg-type,return-value]
+    with Server(lambda body: said[4] if number(body) == 4 else writes(body)) as server:
         assert run(server, tmp_path / "a.jsonl") == 0
     assert report(tmp_path / "a.jsonl")["refused"] == {
         "characters that are no text, or nested too deeply": 3,

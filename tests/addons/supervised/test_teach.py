@@ -105,7 +105,7 @@ def test_a_task_without_training_scenarios_is_a_sentence() -> None:
             raise ValueError("it has no countries")
 
     with pytest.raises(UserError, match="--count 5: it has no countries"):
-        teach.training_scenarios(Empty, None, 5, 1)  # type: ignore[arg-type]
+        teach.training_scenarios(Empty, None, 5, 1)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_other_demonstrations_in_the_file_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_a_module_can_make_its_scenarios(tmp_path: Path) -> None:
 
 
 def trajectory(result: agents.Result | None, **fields: Any) -> Trajectory:
-    values = {"id": "t", "scenario_id": "s", "attempt": 0, "adapter_hash": "h", "turns": (), "stop_reason": "done"}
+    values = dict[str, Any](id="t", scenario_id="s", attempt=0, adapter_hash="h", turns=(), stop_reason="done")
     return Trajectory(**values | {"result": result} | fields)
 
 

@@ -32,7 +32,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
     seen: ClassVar[list[tuple[str, str]]] = []
     protocol_version = "HTTP/1.1"
 
-    server: http.server.HTTPServer
+    server: http.server.HTTPServer  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def do_GET(self) -> None:
         self.seen.append((self.path, self.headers.get("authorization", "")))
@@ -62,7 +62,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *_: Any) -> None: ...
+    def log_message(self, format: str, *_: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_choices_are_of_the_type_of_their_values() -> None:
 # --- What cannot be a tool
 
 
-def no_hint(self, country):
+def no_hint(self, country):  # pyrefly: ignore[implicit-any-parameter, unannotated-return]
     """Look.
 
     Args:
@@ -161,7 +161,7 @@ def mixed_choices(self: Env, country: Literal[1, "a"]) -> None:
     """
 
 
-def unknown_hint(self: Env, country: Country) -> None:  # type: ignore[name-defined]  # noqa: F821
+def unknown_hint(self: Env, country: Country) -> None:  # pyrefly: ignore[unknown-name]  # noqa: F821
     """Look.
 
     Args:

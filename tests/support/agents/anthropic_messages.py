@@ -42,7 +42,7 @@ async def rollout(episode: Any) -> Any:
             else:
                 reply = await client.messages.create(**asked)
             calls += 1
-            messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})
+            messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})  # pyrefly: ignore[unbound-name]
             used = [block for block in reply.content if block.type == "tool_use"]
             if not used:
                 messages.append({"role": "user", "content": "Call a tool."})

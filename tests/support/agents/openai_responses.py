@@ -23,7 +23,7 @@ async def rollout(episode: Any) -> Any:
         items: Any = common.messages(episode)
         for _ in range(common.TURNS):
             previous = {"previous_response_id": response.id} if response is not None else {}
-            response = await client.responses.create(model="policy", input=items, tools=TOOLS, **previous)
+            response = await client.responses.create(model="policy", input=items, tools=TOOLS, **previous)  # pyrefly: ignore[no-matching-overload]
             calls += 1
             items = [
                 {

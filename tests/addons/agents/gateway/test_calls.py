@@ -35,7 +35,7 @@ class Table:
     """An execution that opens a call for each new request."""
 
     def __init__(self) -> None:
-        self.execution = Execution("e", 0, 1, "key", graph=None)  # type: ignore[arg-type]
+        self.execution = Execution("e", 0, 1, "key", graph=None)  # pyrefly: ignore[bad-argument-type]
 
     async def ask(self, request: Asked, connection: Connection | None = None) -> Call:
         call = await self.execution.find(request, request.digest())
@@ -153,7 +153,7 @@ def test_recorded_answers_come_in_their_order_whoever_was_given_them_last() -> N
         Recorded("x", 2, "x1 again"),  # the second was lost after one
     ]  # fmt: skip
     found: dict[str, Sequence[Entry]] = {digest: list(answers) for digest, answers in recorded(entries).items()}
-    assert {digest: [entry.name for entry in answers] for digest, answers in found.items()} == {  # type: ignore[attr-defined]
+    assert {digest: [entry.name for entry in answers] for digest, answers in found.items()} == {  # pyrefly: ignore[missing-attribute]
         "x": ["x1", "x2"],
         "y": ["y1"],
     }
@@ -191,18 +191,18 @@ def test_lockstep_waits_for_all_and_sorts_by_episode() -> None:
     async def test(_: Table) -> None:
         rounds, executions = Rounds("lockstep"), [FakeExecution(f"e{place}", place) for place in range(3)]
         calls = [Call(number, asked("a"), "d", Request(), []) for number in range(4)]
-        rounds.add(executions[2], calls[0])  # type: ignore[arg-type]
-        rounds.add(executions[0], calls[1])  # type: ignore[arg-type]
-        assert rounds.begin(executions, False) == [], "e1 has not asked"  # type: ignore[arg-type]
-        rounds.add(executions[1], calls[2])  # type: ignore[arg-type]
-        assert rounds.begin(executions, True) == [], "another episode is about to begin"  # type: ignore[arg-type]
-        begun = rounds.begin(executions, False)  # type: ignore[arg-type]
+        rounds.add(executions[2], calls[0])  # pyrefly: ignore[bad-argument-type]
+        rounds.add(executions[0], calls[1])  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions, False) == [], "e1 has not asked"  # pyrefly: ignore[bad-argument-type]
+        rounds.add(executions[1], calls[2])  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions, True) == [], "another episode is about to begin"  # pyrefly: ignore[bad-argument-type]
+        begun = rounds.begin(executions, False)  # pyrefly: ignore[bad-argument-type]
         assert [call for _, call in begun] == [calls[1], calls[2], calls[0]]
-        rounds.add(executions[0], calls[3])  # type: ignore[arg-type]
-        assert rounds.begin(executions[:1], False) == [], "the round is being sampled"  # type: ignore[arg-type]
+        rounds.add(executions[0], calls[3])  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions[:1], False) == [], "the round is being sampled"  # pyrefly: ignore[bad-argument-type]
         for call in calls[:3]:
             rounds.end(call)
-        assert [call for _, call in rounds.begin(executions[:1], False)] == [calls[3]]  # type: ignore[arg-type]
+        assert [call for _, call in rounds.begin(executions[:1], False)] == [calls[3]]  # pyrefly: ignore[bad-argument-type]
 
     run(test)
 
@@ -212,8 +212,8 @@ def test_free_samples_at_once() -> None:
         rounds, execution = Rounds("free"), FakeExecution("e", 0)
         first, second = (Call(number, asked("a"), "d", Request(), []) for number in range(2))
         for call in (first, second):
-            rounds.add(execution, call)  # type: ignore[arg-type]
-            begun = rounds.begin([execution, execution], True)  # type: ignore[list-item]
+            rounds.add(execution, call)  # pyrefly: ignore[bad-argument-type]
+            begun = rounds.begin([execution, execution], True)  # pyrefly: ignore[bad-argument-type]
             assert [found for _, found in begun] == [call]
 
     run(test)

@@ -207,7 +207,7 @@ def test_whatever_form_an_answer_comes_back_in_its_tokens_are_continued(name: st
     """Random conversations: at each request the whole history is written anew, in other forms."""
     dialect, turn = TURNS[name]
     graph, texts = Graph(), template()
-    turns: list[tuple[Reply, Body, dict[str, str], Body]] = []
+    turns: list[tuple[Reply, Any, Any, Body]] = []
     keeps_ids = draw.random() < 0.5  # of items
     for number in range(4):
         history: list[Body] = [{"role": "user", "content": "What is the budget?"}]

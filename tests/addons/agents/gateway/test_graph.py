@@ -382,6 +382,7 @@ def test_tokens_that_a_grammar_chose_are_marked(chats: Chats) -> None:
 def test_a_turn_that_may_have_one_call_ends_there(chats: Chats) -> None:
     assert limits(request(SYSTEM, USER, one_call=True), chats(TOOLS), 8)["stop"] == ["</tool_call>"]
     assert limits(request(SYSTEM, USER), chats(TOOLS), 8)["stop"] == []
+    more: dict[str, Any]
     for more in ({"tools": ()}, {"tool_choice": "none"}, {"tool_choice": "required"}):  # none, or one anyway
         assert limits(request(SYSTEM, USER, one_call=True, **more), chats(TOOLS), 8)["stop"] == []
 

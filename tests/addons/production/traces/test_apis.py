@@ -44,7 +44,7 @@ class FakeLangfuse:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *_: object) -> None:
                 pass
 
         self.http = QuietServer(("127.0.0.1", 0), Handler)

@@ -241,7 +241,7 @@ class Unhooked(Env):
     def success(cls, scenario: Scenario, messages: Sequence[Message]) -> bool:
         return False
 
-    scripted = random = gold = bad = lambda self, messages, rng: messages[0]
+    scripted = random = gold = bad = lambda self, messages, rng: messages[0]  # pyrefly: ignore[bad-override-param-name]
 
 
 def test_without_a_hook_nothing_can_be_told_from_held_out_games() -> None:

@@ -95,7 +95,7 @@ def test_deletion_finds_everything(steps: list[Any], name: str) -> None:
                 elif step == "train":
                     adapters |= trained(root, folder, ledger, key, f"{number:016x}")
                 else:
-                    captured(store, *step)
+                    captured(store, *step)  # pyrefly: ignore[bad-argument-type]
                 for path in folder.glob("*.jsonl"):
                     if path.stem != "quarantine" and any(holds_key(row, key) for row in files.read_rows(path)):
                         holding[file_md5(path)] = path.relative_to(root).as_posix()

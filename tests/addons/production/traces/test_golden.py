@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ TRUTH = [json.loads(line) for line in (GOLDEN / "truth.jsonl").read_text().split
 PRODUCERS = ("openai", "mlflow", "otel", "otel_old", "langfuse", "capture")
 
 
-def parts(producer: str, folder: Path) -> list[Conversation | Unreadable | PassedOver]:
+def parts(producer: str, folder: Path) -> Sequence[Conversation | Unreadable | PassedOver]:
     def lines(name: str) -> list[str]:
         return (GOLDEN / name).read_text().split("\n")
 

@@ -74,12 +74,12 @@ def trajectory(of: Scenario, attempt: int = 0, **more: Any) -> Trajectory:
         observations=({"role": "tool", "name": "answer", "content": "Error: too late"},),
         finish_reason="stop",
     )
-    given = {"turns": (first, last), "stop_reason": "done", "adapter_hash": "a" * 16} | more
+    given: dict[str, Any] = {"turns": (first, last), "stop_reason": "done", "adapter_hash": "a" * 16} | more
     return Trajectory(id=f"001-{of.id}-{attempt}", scenario_id=of.id, attempt=attempt, **given)
 
 
 def reward(of: Trajectory, score: float | None = 0.5, **more: Any) -> Reward:
-    given = {"name": "rule", "success": True, "components": {"found": 0.75, "turn": -0.25}} | more
+    given: dict[str, Any] = {"name": "rule", "success": True, "components": {"found": 0.75, "turn": -0.25}} | more
     given.setdefault("explanation", "found: 1 × 0.75: the right one; turn: 1 × -0.25: time")
     return Reward(trajectory_id=of.id, scenario_id=of.scenario_id, score=score, **given)
 
@@ -412,7 +412,7 @@ class Receiver:
                 self.end_headers()
                 self.wfile.write(b"{}")
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *_: Any) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -755,7 +755,7 @@ def test_eight_iterations_are_waited_for_two_seconds_each_at_most(
     with receiving(seconds=seconds) as host:
         keys.setenv("LANGFUSE_HOST", host.address)
         sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, messages.append)
-        sender.mlflow.send = lambda *_: None  # type: ignore[method-assign]
+        sender.mlflow.send = lambda *_: None  # pyrefly: ignore[bad-assignment]
         began = time.perf_counter()
         sender.iteration("key", run, "000", 1.0)
         for _ in range(8):
@@ -804,9 +804,9 @@ def test_one_iteration_is_waited_for_as_long_as_a_busy_machine_takes(
     client, experiment, run = store
     waits: list[float] = []
     sender = tracing.Tracing(finished, Params(), client, register.address(finished), experiment, print)
-    sender.mlflow.deliveries = SimpleNamespace(settle=lambda seconds: waits.append(seconds) or True)  # type: ignore
+    sender.mlflow.deliveries = SimpleNamespace(settle=lambda seconds: waits.append(seconds) or True)  # pyrefly: ignore[bad-assignment]
     sender.sent = 1
-    sender.mlflow.send = lambda *_: None  # type: ignore[method-assign]
+    sender.mlflow.send = lambda *_: None  # pyrefly: ignore[bad-assignment]
     assert sender.finish("key", run, {}, {}, {}, (1.0, 2.0))
     assert waits[0] > deliveries.LEAST - 1
 

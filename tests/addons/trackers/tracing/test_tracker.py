@@ -68,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_mlflow_lacked_is_sent_with_a_later_iteration_and_nothing_twice(run: Run) -> None:
-    traces: Any = tracker.TraceTracker(run, None)  # type: ignore[arg-type]
+    traces: Any = tracker.TraceTracker(run, None)  # pyrefly: ignore[bad-argument-type]
     traces.iteration("001")  # MLflow was away
     assert traces.tracing.calls == []
     run.enter("001")
@@ -86,7 +86,7 @@ def test_what_mlflow_lacked_is_sent_with_a_later_iteration_and_nothing_twice(run
 
 
 def test_a_run_waits_for_traces_only_so_long(run: Run) -> None:
-    traces: Any = tracker.TraceTracker(run, 0.2)  # type: ignore[arg-type]
+    traces: Any = tracker.TraceTracker(run, 0.2)  # pyrefly: ignore[bad-argument-type]
     traces.tracing.gate.clear()
     run.enter("002")
     began = time.monotonic()

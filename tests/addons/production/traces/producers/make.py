@@ -12,7 +12,7 @@ in truth.json, which the test compares with what the readers make of each file. 
 needed to run the tests. Times and ids are of the day when it was run.
 """
 
-# mypy: ignore-errors
+# pyrefly: ignore-errors
 from __future__ import annotations
 
 import base64
