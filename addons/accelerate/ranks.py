@@ -29,7 +29,6 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO, TYPE_CHECKING, Any
 
-from addons.accelerate.section import Divided
 from steps.core import errors, progress
 from steps.core.cores import allowed_cores
 from steps.kit.process import start
@@ -146,6 +145,8 @@ def shared(count: int, function: Callable, **values: object) -> None:
 
 def launch(stage_function: Callable, params: Any, **files: object) -> None:
     """Run the update in update.processes processes (the port `launcher`)."""
+    from addons.accelerate.section import Divided
+
     shared(Divided.of(params.update).processes, stage_function, **files, params=params)
 
 

@@ -9,11 +9,10 @@ refused is checked; flows/training/deployed.py starts it from Prefect's pages.
 from __future__ import annotations
 
 import gc
-import importlib
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,12 +93,6 @@ def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, l
     return mlflow, [mlflow, *(lasting.Guarded(begin, mlflow.tracker) for begin in every("tracker"))]
 
 
-def import_mlflow() -> None:
-    """Import MLflow and its store, which takes 2 s of a core, while the base policy plays. What fails is said in use."""
-    with suppress(Exception):
-        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
-
-
 def log_message(display: RunDisplay, text: str) -> None:
     """Show a line of tracking, such as that a host does not take traces, in the log and on the terminal."""
     line = f"tracking: {masked(text)}"
@@ -120,7 +113,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
         display.say(
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
         )
-    threading.Thread(target=import_mlflow, daemon=True).start()
+    threading.Thread(target=store.import_ahead, daemon=True).start()
     with store.variables(**usual):
         pipeline = Pipeline(Path.cwd(), beside, display.say)
         try:

@@ -6,6 +6,7 @@ It is .flywheel/mlflow.db in the project, or what MLFLOW_TRACKING_URI names.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import time
@@ -66,6 +67,12 @@ def set_variables() -> None:
     """Set MLflow's variables in this process, where they are not set."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(f"MLFLOW_{name}", value)
+
+
+def import_ahead() -> None:
+    """Import MLflow and its store, which takes 2 s of a core, beside something else. What fails is for `connect` to say."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def connect(root: Path) -> MlflowClient:
