@@ -25,31 +25,26 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from steps.core import secret_forms
+from steps.core import secret_forms, secret_names
 from steps.core.readable import Span, places_of, replaced
 from steps.core.readable import seen as seen_as
+from steps.core.secret_names import (
+    DRAWN,
+    RANDOM,
+    SURE,
+    UNSURE,
+    inside,
+    is_after,
+    is_schema,
+    is_secret,
+    names_secret,
+    secrecy,
+    without_held,
+)
 
-MASK = "[masked]"
+MASK = secret_names.MASK
 DEEPEST = 60  # levels of nesting; what is deeper is left out
 SHORTEST = 6  # characters; shorter values of environment variables are not looked for
-
-# Names under which any value is a secret, and names under which it is one only if it looks random: "token" may be a word.
-SURE = (
-    r"pass[_ -]?(?:word|wd|phrase)|pwd|auth[_ -]?string"
-    r"|(?:secret|private|signing|encryption)[_ -]?(?:access[_ -]?)?key(?:[_ -]?base)?"
-)
-SURE += r"|authorization|api[_ -]?key|credentials?|client[_ -]?secret"
-UNSURE = (
-    r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_ -]?id"
-    r"|(?:account|shared|session)[_ -]?(?:access[_ -]?)?(?:key|id)"
-)
-UNSURE += r"|(?<=[A-Za-z0-9][_-])pass"
-NAME = re.compile(rf"(?:|.*?[^a-z]|[a-z]*?)(?:(?P<sure>{SURE})|(?:{UNSURE}))[_-]?\d*", re.DOTALL)
-NO_SECRET = re.compile(
-    r".*\b(?:\w*_)?(?:bos|eos|pad|unk|sep|cls|mask|end|stop|start|next|first|last|special|per)_token"
-)
-CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # forms that words do not have
 
 # The pattern is tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
 KEYS = (
@@ -75,13 +70,7 @@ QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
 REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
 LONGEST = 4000  # characters of a value by which is decided whether it is a secret; then all of it is masked
 IN_ADDRESS = re.compile(r"://[^\s/:\"'<>]{0,200}:(?P<value>[^\s/\"'<>]{1,300})(?=@)")
-DRAWN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[^\s\"'(){}]{6,200}")
 BEFORE = re.compile(r"[\w-]{1,60}\Z")
-# `"name": [` or `{` in JSON or Python, quotes escaped or not: HOLDS finds the colon, HOLDER the name before it.
-HOLDS = re.compile(r":\s{0,3}(?=[\[{])")
-HOLDER = re.compile(r"([\w-]{1,60})(\\*[\"'])\s{0,3}\Z")
-SCHEMA_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
-SCHEMA = re.compile(r"\{\s*\\*[\"']type\\*[\"']\s*:\s*\\*[\"'](?:string|integer|number|boolean|array|object|null)\b")
 CODE = re.compile(  # texts after `password:` that are none
     r"(?:str|string|bytes|none|null|true|false|optional|required"
     r"|any|self|tokens?|secret|password|key|auth|basic|bearer"
@@ -115,7 +104,7 @@ class Masker:
                 text = text.replace(secret, MASK)
         if len(text) < SHORTEST:
             return text
-        return replaced(_without_held(text), self._spans)
+        return replaced(without_held(text), self._spans)
 
     def sure(self, text: str) -> str:
         """A text without the environment's secrets and keys of services, whatever stands before them."""
@@ -133,62 +122,39 @@ class Masker:
         yield from ((*span, MASK) for span in _after_names(text, seen.plain))
         yield from ((*span, MASK) for span in secret_forms.spans(seen, self.again))
 
-    def _copy(self, value: Any, depth: int, above: frozenset[int]) -> Any:
+    def _copy(self, value: Any, depth: int, around: frozenset[int], above: bool | None = None) -> Any:
+        """The copy of a value in the values `around`; `above`: the secrecy of what it stands in."""
+        if isinstance(value, str | bytes | bytearray | int | float | complex) and is_secret("", value, above):
+            return MASK
         if isinstance(value, str):
             return self.text(value)
         if value is None or isinstance(value, bool | int | float | complex):
             return value
         if isinstance(value, bytes | bytearray):
             return self.text(bytes(value).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        if id(value) in above:
+        if id(value) in around:
             return "[refers to itself]"
         if depth >= DEEPEST:
             return "[nested too deeply]"
-        inside = above | {id(value)}
+        around |= {id(value)}
         fields = value if isinstance(value, Mapping) else _fields(value)
         if fields is not None:
             return {
-                self.text(name) if isinstance(name, str) else name: MASK
+                self.text(key) if isinstance(key, str) else key: MASK
                 if is_secret(name, item) and not (isinstance(item, Mapping) and is_schema(item))
-                else self._copy(item, depth + 1, inside)
-                for name, item in fields.items()
+                else self._copy(item, depth + 1, around, secrecy(name, item, held))
+                for key, name, item, held in inside(fields, above)
             }
         if isinstance(value, (list, tuple, set, frozenset)):
             items = list(value)
             copied = [
-                MASK if is_options(before, item) else self._copy(item, depth + 1, inside)
+                MASK if is_after(before, item) else self._copy(item, depth + 1, around, above)
                 for before, item in zip([None, *items], items, strict=False)
             ]
             return tuple(copied) if isinstance(value, tuple) else copied
         shown = str(value)
         safe = self.text(shown)
         return value if safe == shown and not isinstance(value, PurePath) else safe
-
-
-def is_secret(name: object, value: object) -> bool:
-    """Whether a value under this name is a secret. None, booleans and empty values are not."""
-    if value is None or isinstance(value, bool) or not isinstance(name, str) or value in ("", b"", MASK):
-        return False
-    sure = _names_secret(name)
-    if sure is None:
-        return False
-    return sure or (isinstance(value, str) and RANDOM.fullmatch(value) is not None)
-
-
-def is_schema(value: Mapping[str, Any]) -> bool:
-    """Whether an object is the JSON schema of a value: one under the name `password` tells what a password is like."""
-    kinds = value.get("type")
-    kinds = kinds if isinstance(kinds, (list, tuple)) and kinds else [kinds]
-    return all(kind in SCHEMA_TYPES for kind in kinds) or bool(
-        value.keys() & {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
-    )
-
-
-def is_options(option: object, value: object) -> bool:
-    """Whether a value of a list is the secret of the option before it, as in ["--password", "x"]."""
-    if not isinstance(option, str) or not isinstance(value, str) or not re.fullmatch(r"--?[A-Za-z][\w-]*", option):
-        return False
-    return not value.startswith("-") and is_secret(option.lstrip("-"), value)
 
 
 @functools.lru_cache(maxsize=4)
@@ -207,7 +173,7 @@ def literals(variables: Mapping[str, str]) -> Iterator[str]:
             except ValueError:
                 part = ""
             secrets += [part, unquote(part)]
-        elif _names_secret(name) is not None and not is_path(name, value):
+        elif names_secret(name) is not None and not is_path(name, value):
             secrets.append(value)
             if name.lower().endswith("auth_string"):  # user:password
                 secrets.append(value.partition(":")[2])
@@ -222,42 +188,6 @@ def literals(variables: Mapping[str, str]) -> Iterator[str]:
 def is_path(name: str, value: str) -> bool:
     """Whether a variable holds a path, as PWD and SSH_AUTH_SOCK do: a path is no secret, whatever the name."""
     return name in ("PWD", "OLDPWD") or (value.startswith("/") and os.path.lexists(value))
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_secret(name: str) -> bool | None:
-    """True: any value under this name is a secret; False: it is one if it looks random; None: it is none."""
-    small = CAMEL.sub("_", name[-100:]).lower().replace("-", "_")
-    match = NAME.fullmatch(small)
-    if match is None or NO_SECRET.fullmatch(small):
-        return None
-    return match["sure"] is not None
-
-
-def _without_held(text: str) -> str:
-    """The text without lists and objects after a secret's name. A JSON schema after such a name is no secret."""
-    parts, end = [], 0
-    for match in HOLDS.finditer(text):
-        if match.start() < end:
-            continue
-        before = HOLDER.search(text, max(end, match.start() - 80), match.start())
-        if before and _names_secret(before[1]) and not SCHEMA.match(text, match.end()):
-            parts += [text[end : match.end()], before[2], MASK, before[2]]
-            end = _closed(text, match.end(), before[2])
-    return "".join([*parts, text[end:]]) if parts else text
-
-
-def _closed(text: str, start: int, quote: str) -> int:
-    """Where the list or object that begins at `start` ends, or the text's end. Quotes within a quoted text have more \\."""
-    depth, inside = 0, False
-    for token in re.compile(rf"(?<!\\)\\*{quote[-1]}|[\[\]{{}}]").finditer(text, start):
-        if token[0][-1] == quote[-1]:
-            inside ^= token[0] == quote
-        elif not inside:
-            depth += 1 if token[0] in "[{" else -1
-            if depth == 0:
-                return token.end()
-    return len(text)
 
 
 def _after_names(text: str, small: str) -> Iterator[tuple[int, int]]:
@@ -276,7 +206,7 @@ def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
             return match.end(group), match.end()
     around = text[max(0, match.start() - 60) : match.start()]
     before = BEFORE.search(around)
-    sure = _names_secret((before[0] if before else "") + match["word"])
+    sure = names_secret((before[0] if before else "") + match["word"])
     is_apart = match["gap"] is not None and not OPTION.search(around)  # as in `#define PASSWORD "x9"`
     if sure is None or (is_apart and match["open"] is None):
         return None

@@ -169,7 +169,7 @@ def spans(seen: Seen, again: Callable[[str], str]) -> Iterator[tuple[int, int]]:
         if DIGIT.search(word):
             yield from _in_word(text, start, word, again)
             yield from _behind_noun(text, small, start, word)
-        elif _turns(word) >= 3:
+        elif turns(word) >= 3:
             yield from ((start + match.start(), start + match.end()) for match in FORM.finditer(word))
     if "private" in small:
         yield from (match.span() for match in PEM.finditer(text))
@@ -224,7 +224,7 @@ def _in_word(text: str, start: int, word: str, again: Callable[[str], str]) -> I
     if len(word) >= 40:
         for match in AWS.finditer(word):
             is_key = MIXED.match(match[0]) and "/" not in match[0][:1] and not HEX.fullmatch(match[0])
-            if is_key and _turns(match[0]) >= 7:  # too many for words, such as a path's
+            if is_key and turns(match[0]) >= 7:  # too many for words, such as a path's
                 yield start + match.start(), start + match.end()
     if len(word) >= 20:
         for match in BASE64.finditer(word):
@@ -288,11 +288,11 @@ def _is_drawn(word: str) -> bool:
         DIGIT.search(word)
         and LETTER.search(word)
         and not re.search(r"[a-z]{5,}.*[._/-].*[a-z]{5,}", word)
-        and _turns(word) >= 4
+        and turns(word) >= 4
     )
 
 
-def _turns(word: str) -> int:
+def turns(word: str) -> int:
     """How often letters and digits, or small and capital letters, follow each other in a word."""
     return len(re.findall(r"[a-z](?=[A-Z0-9])|[A-Z](?=[0-9])|[0-9](?=[A-Za-z])", word))
 

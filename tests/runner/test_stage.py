@@ -32,6 +32,7 @@ CORE = (
     "progress",
     "readable",
     "secret_forms",
+    "secret_names",
     "terminal",
 )  # what the runner imports of it
 TOY = '''

@@ -43,7 +43,8 @@ def _pieces(count: int) -> list[tuple[str, str]]:
     files = [
         path
         for path in files
-        if path.stem not in ("masking", "personal", "personal_forms", "privacy", "secret_forms", "readable")
+        if path.stem
+        not in ("masking", "personal", "personal_forms", "privacy", "secret_forms", "secret_names", "readable")
     ]
     listed = []
     history = _history()

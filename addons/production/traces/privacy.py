@@ -28,7 +28,8 @@ from typing import Any
 from addons.production.traces.personal import without
 from addons.production.traces.records import Conversation, Feedback, hashed
 from environments.base import Message
-from steps.core.masking import MASK, Masker, is_options, is_schema, is_secret
+from steps.core.masking import MASK, Masker
+from steps.core.secret_names import inside, is_after, is_secret, secrecy
 
 CACHED = 64 * 2**20  # bytes of masked texts that are kept
 # Fields whose value is personal where it has the form: kind, names, form.
@@ -90,25 +91,24 @@ class Privacy:
             text = IN_JSON.sub(_in_json, text)
         return without(text)
 
-    def value(self, value: Any, name: str = "", is_held: bool = False) -> Any:
-        """A copy of JSON data, whose values keep their types. `name`: of the field that it stands in; `is_held`: it stands
-        within what is secret."""
+    def value(self, value: Any, name: str = "", above: bool | None = None) -> Any:
+        """A copy of JSON data, whose values keep their types. `name`: of the field that it stands in; `above`: the secrecy
+        of what it stands in."""
         if isinstance(value, str):
-            if is_held or is_secret(name, value):
-                return MASK if value else value
+            if is_secret(name, value, above):
+                return MASK
             kind = kind_of(name, value)
             return f"[{kind}]" if kind else self._named(value, name)
         if isinstance(value, Mapping):
-            is_held = is_held or (is_secret(name, value) and not is_schema(value))
-            return {self.text(str(key)): self.value(item, str(key), is_held) for key, item in value.items()}
+            fields = inside(value, secrecy(name, value, above))
+            return {self.text(str(key)): self.value(item, str(label), held) for key, label, item, held in fields}
         if isinstance(value, list | tuple):
-            is_held = is_held or (is_secret(name, value) and name not in ("required", "enum"))
-            pairs = zip([None, *value], value, strict=False)
-            return [MASK if is_options(before, item) else self.value(item, name, is_held) for before, item in pairs]
+            above, pairs = secrecy(name, value, above), zip([None, *value], value, strict=False)
+            return [MASK if is_after(before, item) else self.value(item, name, above) for before, item in pairs]
         if isinstance(value, int) and not isinstance(value, bool):
             shown = str(value)
-            if is_held or is_secret(name, value) or kind_of(name, shown) or self._named(shown, name) != shown:
-                return 10 ** (len(shown) - 1)
+            is_held = is_secret(name, value, above) or kind_of(name, shown) or self._named(shown, name) != shown
+            return 10 ** (len(shown) - 1) if is_held else value
         return value
 
     def _named(self, text: str, name: str) -> str:
