@@ -114,7 +114,24 @@ def test_ids_are_the_same_in_any_form() -> None:
     ids = {
         (span.trace, span.id) for text in texts for document in otlp.documents(text) for span in otlp.spans_in(document)
     }
-    assert ids == {(TRACE, SPAN)}
+    assert ids == {(TRACE, f"{TRACE} {SPAN}")}
+
+
+def test_an_id_of_a_span_is_unique_in_its_trace_alone() -> None:
+    names = [{"traceId": sign * 32, "spanId": SPAN} for sign in "ab"]
+    records = []
+    for ids, said in zip(names, ("Yes.", "No."), strict=True):
+        records += [ids | {"eventName": "gen_ai.user.message", "body": value({"content": f"{said}?"})}]
+        records += [ids | {"eventName": "gen_ai.choice", "body": value({"message": {"content": said}})}]
+    lines = [{"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}]
+    scored = {"gen_ai.evaluation.result": {"gen_ai.evaluation.score.label": "bad"}}
+    lines += [request({"gen_ai.operation.name": "chat", "session.id": "s"}, scored, **ids) for ids in names]
+    made = read("\n".join(map(json.dumps, lines)))
+    assert [[message["content"] for message in part.messages] for part in made] == [["Yes.?", "Yes."], ["No.?", "No."]]
+    assert [list(part.responses) for part in made] == [[part.feedback[0].response] for part in made]
+    assert len({name for part in made for name in part.responses}) == 2
+    refused = [request({"gen_ai.operation.name": "chat"}, **ids) for ids in names]
+    assert len({part.source for part in read(json.dumps(refused))}) == 2
 
 
 def test_what_nodes_console_prints_is_named() -> None:
