@@ -179,8 +179,7 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
     first, second = reversed(values) if kind in ("CATEGORICAL", "TEXT") else values
     value = second if first is None else first
     is_correction = kind == "CORRECTION" or name == "correction"
-    given = None if is_correction else bool(value) if kind == "BOOLEAN" else value
-    score, name = score_of(given, name, scales)
+    score, name = score_of(None if is_correction else value, name, scales)
     feedback = Feedback(
         response=hashed(str(observation)) if observation else "",
         name=name,

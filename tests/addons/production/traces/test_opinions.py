@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from addons.production.traces import langfuse_traces
 from addons.production.traces.opinions import moment
+from addons.production.traces.records import Conversation
 
 AT = "2026-03-01T12:00:00.500000Z"
 SECONDS = datetime.fromisoformat(AT).timestamp()
@@ -42,3 +44,18 @@ def test_a_time_in_any_form_is_the_same_text(value: Any) -> None:
 )
 def test_what_is_no_time_or_outside_of_the_calendar_is_empty(value: Any) -> None:
     assert moment(value) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "score"),
+    [
+        ({"value": None, "stringValue": "False"}, 0.0),
+        *(({"value": value}, 0.0) for value in ("False", "0", 0, False)),
+        *(({"value": value}, 1.0) for value in ("True", "1", 1, True)),
+    ],
+)
+def test_a_boolean_of_langfuse_is_what_it_says(fields: dict[str, Any], score: float) -> None:
+    row = {"id": "s", "traceId": "t", "name": "ok", "dataType": "BOOLEAN"} | fields
+    [made] = langfuse_traces.read([row], "f")
+    assert isinstance(made, Conversation)
+    assert made.feedback[0].score == score
