@@ -31,7 +31,8 @@ def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> t
     no scale, whose name is empty; what says neither good nor bad has none."""
     low, high = (scales or {}).get(name, (0.0, 1.0))
     if isinstance(value, str):
-        word = re.sub(r"[\s-]+", "_", value.strip().lower())
+        text = value.strip().lower()
+        word = re.sub(r"(?<=.)[\s-]+", "_", text)
         if word in GOOD_WORDS or word in BAD_WORDS:
             return float(word in GOOD_WORDS), ""
         if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?))", word):
@@ -40,7 +41,7 @@ def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> t
             value = float(match[1])
         else:
             try:
-                value = float(word)
+                value = float(text)
             except ValueError:
                 return None, ""
     if isinstance(value, bool):

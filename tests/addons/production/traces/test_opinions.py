@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from addons.production.traces import langfuse_traces
-from addons.production.traces.opinions import moment
+from addons.production.traces.opinions import moment, score_of
 from addons.production.traces.records import Conversation
 
 AT = "2026-03-01T12:00:00.500000Z"
@@ -59,3 +59,19 @@ def test_a_boolean_of_langfuse_is_what_it_says(fields: dict[str, Any], score: fl
     [made] = langfuse_traces.read([row], "f")
     assert isinstance(made, Conversation)
     assert made.feedback[0].score == score
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("-1", 0.0), ("-0.5", 0.25), (" 0 ", 0.5), ("+1", 1.0), ("1e-1", 0.55), ("-5e-1", 0.25), ("-1/4", 0.0)],
+)
+def test_a_number_in_a_text_is_that_number(text: str, share: float) -> None:
+    assert score_of(text, "ok", {"ok": (-1, 1)}) == (share, "ok")
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [("thumbs-down", 0.0), ("Thumbs up", 1.0), ("4/5", 0.8), ("4 of 5", 0.8), ("4-out-of-5", 0.8), ("80 %", 0.8)],
+)
+def test_a_word_and_a_share_of_a_whole_need_no_scale(text: str, score: float) -> None:
+    assert score_of(text, "ok")[0] == score
