@@ -179,7 +179,8 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
     first, second = reversed(values) if kind in ("CATEGORICAL", "TEXT") else values
     value = second if first is None else first
     is_correction = kind == "CORRECTION" or name == "correction"
-    score, name = score_of(None if is_correction else value, name, scales)
+    is_label = kind not in ("NUMERIC", "BOOLEAN")
+    score, name = score_of(None if is_correction else value, name, scales, is_label)
     feedback = Feedback(
         response=hashed(str(observation)) if observation else "",
         name=name,

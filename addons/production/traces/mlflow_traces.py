@@ -138,7 +138,7 @@ def _assessment(assessment: Mapping[str, Any], trace_id: str, last: str, scales:
             return None
         return Feedback(response=where, correction=correction_of(_value(expectation)), comment=comment, time=time)
     value = (assessment.get("feedback") or {}).get("value")
-    score, name = score_of(value, name, scales)
+    score, name = score_of(value, name, scales, is_label=True)
     label = value if isinstance(value, str) else ""
     return Feedback(response=where, name=name, score=score, label=label, comment=comment, time=time)
 

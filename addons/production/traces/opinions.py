@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,35 +20,39 @@ from steps.core.errors import UserError
 
 Scales = Mapping[str, tuple[float, float]]  # name of a score -> its worst and its best value
 GOOD_WORDS = frozenset(
-    "good up thumbs_up positive correct yes true like liked helpful pass passed accepted right".split()
+    "good up thumbs_up thumbsup 👍 positive correct yes true like liked helpful pass passed accepted right".split()
 )
 BAD_WORDS = frozenset(
-    "bad down thumbs_down negative incorrect no false dislike disliked unhelpful fail failed rejected wrong".split()
+    """bad down thumbs_down thumbsdown 👎 negative incorrect no false dislike disliked unhelpful fail failed rejected
+    wrong""".split()
 )
 
 
-def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> tuple[float | None, str]:
+def score_of(
+    given: Any, name: str = "score", scales: Scales | None = None, is_label: bool = False
+) -> tuple[float | None, str]:
     """(the score as a share of its scale, which is from 0 to 1 for values on it; the scale's name). A word has a score and
-    no scale, whose name is empty; what says neither good nor bad has none."""
-    low, high = (scales or {}).get(name, (0.0, 1.0))
-    if isinstance(value, str):
-        text = value.strip().lower()
+    no scale, whose name is empty. Nothing given has no score, and neither has a label's text that says neither good nor
+    bad. ValueError for anything else that is no score."""
+    value, (low, high) = given, (scales or {}).get(name, (0.0, 1.0))
+    if isinstance(given, str):
+        value = text = re.sub("[\ufe0f\U0001f3fb-\U0001f3ff]", "", given.strip().lower())  # without shades of emoji
         word = re.sub(r"(?<=.)[\s-]+", "_", text)
         if word in GOOD_WORDS or word in BAD_WORDS:
             return float(word in GOOD_WORDS), ""
-        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?))", word):
+        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?)(?:_stars)?)", word):
             most = 100.0 if match[2] else float(match[3])  # "80%", "4/5"
             low, high = (low, high) if name in (scales or {}) else (0.0, most or 1.0)
             value = float(match[1])
         else:
-            try:
+            with suppress(ValueError):
                 value = float(text)
-            except ValueError:
-                return None, ""
+    if value in (None, "") or (isinstance(value, str) and is_label):
+        return None, ""
     if isinstance(value, bool):
         return float(value), name
     if not isinstance(value, int | float):
-        return None, ""
+        raise ValueError(f"the score {name} is {given!r:.40}, neither a number nor a word such as good or bad")
     try:
         return round((float(value) - low) / (high - low), 6), name
     except OverflowError:  # an integer beyond all floats, which is on no scale

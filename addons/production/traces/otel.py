@@ -191,7 +191,7 @@ def _evaluation(event: Event, answered: str, scales: Scales | None) -> Feedback:
     fields = event.fields
     value, label = fields.get("gen_ai.evaluation.score.value"), fields.get("gen_ai.evaluation.score.label")
     name = str(fields.get("gen_ai.evaluation.name") or "score")
-    score, name = score_of(label if value is None else value, name, scales)
+    score, name = score_of(label if value is None else value, name, scales, is_label=value is None)
     return Feedback(
         response=hashed(str(fields.get("gen_ai.response.id") or answered)),
         name=name,
