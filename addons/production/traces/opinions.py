@@ -2,6 +2,7 @@
 
 A number says nothing without its scale: 1 is the best of 0..1 and the worst of five stars. So a scale is judged by all
 scores of a name together: where one is outside of 0..1, none of that name counts until --scale says what is worst and best.
+One that is outside of a scale that is known, or is no finite number, is refused alone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def score_of(
 ) -> tuple[float | None, str]:
     """(the score as a share of its scale, which is from 0 to 1 for values on it; the scale's name). A word has a score and
     no scale, whose name is empty. Nothing given has no score, and neither has a label's text that says neither good nor
-    bad. ValueError for anything else that is no score."""
-    value, (low, high) = given, (scales or {}).get(name, (0.0, 1.0))
+    bad. ValueError for anything else that is no score, and for one that is not on the scale that it has."""
+    value, scale = given, (scales or {}).get(name)
     if isinstance(given, str):
         value = text = re.sub("[\ufe0f\U0001f3fb-\U0001f3ff]", "", given.strip().lower())  # without shades of emoji
         word = re.sub(r"(?<=.)[\s-]+", "_", text)
@@ -42,7 +43,7 @@ def score_of(
             return float(word in GOOD_WORDS), ""
         if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?)(?:_stars)?)", word):
             most = 100.0 if match[2] else float(match[3])  # "80%", "4/5"
-            low, high = (low, high) if name in (scales or {}) else (0.0, most or 1.0)
+            scale = scale or (0.0, most or 1.0)
             value = float(match[1])
         else:
             with suppress(ValueError):
@@ -51,28 +52,33 @@ def score_of(
         return None, ""
     if isinstance(value, bool):
         return float(value), name
-    if not isinstance(value, int | float):
-        raise ValueError(f"the score {name} is {given!r:.40}, neither a number nor a word such as good or bad")
     try:
-        return round((float(value) - low) / (high - low), 6), name
-    except OverflowError:  # an integer beyond all floats, which is on no scale
-        return math.inf, name
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"the score {name} is {given!r:.40}, neither a finite number nor a word such as good or bad")
+    low, high = scale or (0.0, 1.0)
+    share = round((number - low) / (high - low), 6)
+    if scale and not 0 <= share <= 1:
+        raise ValueError(f"the score {name} is {number:g}, not from {low:g} to {high:g}")
+    return share, name
 
 
 def is_outside(feedback: Feedback) -> bool:
-    """Whether a score is not on its scale. What is no number is on none."""
+    """Whether a score is not from 0 to 1, so that its name needs a scale."""
     return feedback.score is not None and not 0 <= feedback.score <= 1
 
 
 def waits(name: str) -> str:
     """Why no score of a name counts."""
     return (
-        f"a score {name} is not on its scale, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
+        f"a score {name} is not from 0 to 1, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
     )
 
 
 def unscaled(parts: Iterable[Conversation]) -> set[tuple[str, str]]:
-    """(producer, name) of the scores of which one is not on its scale."""
+    """(producer, name) of the scores of which one is not from 0 to 1."""
     return {(_producer(part), feedback.name) for part in parts for feedback in part.feedback if is_outside(feedback)}
 
 

@@ -104,7 +104,7 @@ def test_feedback_is_understood(fields: dict[str, Any], score: float | None, nam
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        *(({"score": text}, f"the score score is {text!r}, neither a number") for text in ("banana", "3 stars", "0,5")),
+        *(({"score": text}, f"score is {text!r}, neither a finite number") for text in ("banana", "3 stars", "0,5")),
         *(({"score": [1], "comment": "x"}, "[1]"), ({"rating": {"stars": 1}}, "the score rating is {'stars': 1}")),
         ({"stars": 0, "response_id": "r"}, "no field stars: give score, label, comment or correction"),
     ],

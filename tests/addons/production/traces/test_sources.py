@@ -57,9 +57,7 @@ def quarantined(tmp_path: Path) -> list[str]:
         ([1, 1, 2.0], None),
         ([-1, 1, 0.5], None),
         ([True, False, 3], None),
-        ([float("nan"), 1], None),
         (["5", 1], None),
-        (["7/5", 1], None),
         ([1, 0, True, False], 2),
         (["4/5", "80%", "1 of 5", "20 %"], 2),
         (["good", "thumbs-down", "no"], 1),
@@ -75,6 +73,25 @@ def test_scores_of_a_name_count_only_where_all_are_on_the_scale(
     assert sum("--scale score=LOW..HIGH" in why for why in quarantined(tmp_path)) == (
         len(scores) if good is None else 0
     )
+
+
+@pytest.mark.parametrize(
+    ("scores", "scales", "why"),
+    [
+        ([float("nan"), 1, 0], {}, "is nan, neither a finite number"),
+        (["-inf", 1, 0], {}, "is '-inf', neither a finite number"),
+        (["7/5", 1, 0], {}, "is 7, not from 0 to 5"),
+        ([float("nan"), 5, 1], {"score": (1.0, 5.0)}, "is nan, neither a finite number"),
+        ([7, 5, 1], {"score": (1.0, 5.0)}, "is 7, not from 1 to 5"),
+    ],
+)
+def test_a_score_that_no_scale_would_help_is_refused_alone(
+    night: Callable[..., Ingested], tmp_path: Path, scores: list[Any], scales: dict[str, tuple[float, float]], why: str
+) -> None:
+    done = night([chat(str(number), score) for number, score in enumerate(scores)], **scales)
+    assert (done.opinions["good"], done.opinions["bad"]) == (1, 1)
+    [reason] = [reason for reason in quarantined(tmp_path) if "not read" in reason]
+    assert f"the score score {why}" in reason
 
 
 def test_a_scale_is_judged_over_earlier_nights(night: Callable[..., Ingested], tmp_path: Path) -> None:
