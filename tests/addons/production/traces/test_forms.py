@@ -458,6 +458,68 @@ def test_tools_in_langfuse(fields: Row) -> None:
     assert (list(made.messages), list(made.tools)) == ([ASKED, SAID], [TOOL])
 
 
+TRACED = {"id": "t", "sessionId": "s", "input": [ASKED], "output": SAID}
+LATER = {"role": "user", "content": "Are you sure?"}
+CALLED = {"id": "o", "input": [ASKED, SAID, LATER], "output": SAID, "sessionId": None}
+SCORED = {"id": "c", "name": "ok", "value": 0}
+OF_TRACES: dict[str, tuple[list[Row], list[int], list[str]]] = {  # rows, messages of each conversation, other parts
+    "scores alone": ([TRACED | {"scores": [SCORED]}], [2, 0], []),
+    "observations and scores": (
+        [TRACED | {"observations": [CALLED | {"type": "GENERATION"}], "scores": [SCORED]}],
+        [4, 0],
+        [],
+    ),
+    "a type in lower case": ([TRACED | {"observations": [CALLED | {"type": "generation"}]}], [4], []),
+    "ids of rows": (
+        [
+            TRACED | {"observations": ["o"], "scores": ["c"]},
+            CALLED | {"traceId": "t", "sessionId": "s", "type": "GENERATION"},
+            SCORED | {"traceId": "t", "dataType": "NUMERIC"},
+        ],
+        [4, 0],
+        [],
+    ),
+    "ids of nothing": (
+        [TRACED | {"observations": ["o"], "scores": ["c"]}],
+        [2],
+        ["observations or scores by their ids alone, which are no rows of the export: c, o"],
+    ),
+    "tools whose calls are missing": (
+        [TRACED | {"observations": [{"id": "o", "type": "tool", "input": "4", "output": "dry"}]}],
+        [],
+        [
+            "observations of the type TOOL, in which no model speaks",
+            "tools ran in it, and the calls of the model that used them are not in the trace",
+        ],
+    ),
+    "tools in what was said": (
+        [
+            TRACED | {"input": [ASKED, SAID | {"tool_calls": [CALL]}, SAID | {"role": "tool"}], "observations": ["o"]},
+            {"id": "o", "traceId": "t", "type": "TOOL"},
+        ],
+        [4],
+        ["observations of the type TOOL, in which no model speaks"],
+    ),
+    "steps without a model": (
+        [TRACED | {"observations": [{"id": "o", "type": "SPAN"}]}],
+        [2],
+        ["observations of the type SPAN, in which no model speaks"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TRACES)
+def test_a_trace_of_langfuse_with_what_is_in_it(name: str) -> None:
+    rows, lengths, others = OF_TRACES[name]
+    made = list(langfuse_traces.read(rows, "f"))
+    read = [part for part in made if isinstance(part, Conversation)]
+    assert [len(part.messages) for part in read] == lengths
+    assert [each.score for part in read for each in part.feedback] == [0.0] * lengths.count(0)
+    assert len({part.key for part in read}) <= 1, "what is in a trace is of its session"
+    others_read = [part for part in made if not isinstance(part, Conversation)]
+    assert [part.what if isinstance(part, PassedOver) else part.reason for part in others_read] == others
+
+
 def test_what_no_conversation_holds_is_counted() -> None:
     """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
     answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
