@@ -550,6 +550,25 @@ def test_what_no_conversation_holds_is_counted() -> None:
     assert spans.lost(numbered) == {"further answers beside the first"}
 
 
+@pytest.mark.parametrize("name", ["start_time_unix_nano", "start_time_ns", "start_time"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_feedback_on_a_trace_of_mlflow_is_on_its_last_answer(name: str, order: int) -> None:
+    asked: list[list[Row]] = [[ASKED], [ASKED, SAID, ASKED]]
+    spans: list[Row] = []
+    for number, messages in enumerate(asked):
+        fields = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": messages, "mlflow.spanOutputs": SAID}
+        spans.append({"span_id": str(number), name: 1_790_000_000_000_000_000 + number, "attributes": fields})
+    scored = {"assessment_name": "ok", "source": {"source_type": "HUMAN"}, "feedback": {"value": True}}
+    trace = {"info": {"trace_id": "t", "assessments": [scored]}, "data": {"spans": spans[::order]}}
+    *_, last, feedback = (part for part in mlflow_traces.read([trace], "f") if isinstance(part, Conversation))
+    assert last.started, "whichever name a release of MLflow has for it"
+    assert len(last.messages) == 4
+    assert list(last.responses) == [feedback.feedback[0].response]
+    spans[1]["attributes"] = {"mlflow.spanType": '"LLM"'}
+    made, feedback = (part for part in mlflow_traces.read([trace], "f") if isinstance(part, Conversation))
+    assert feedback.feedback[0].response not in made.responses, "it is on an answer that cannot be read"
+
+
 def test_a_part_of_mlflows_trace_that_cannot_be_read_hides_no_other() -> None:
     said = {"mlflow.spanType": "LLM", "mlflow.spanInputs": [ASKED], "mlflow.spanOutputs": SAID}
     cut_off = {"span_id": "a", "attributes": said | {"mlflow.chat.tools": '[{"type": "function", "fun'}}
