@@ -55,7 +55,7 @@ def fetch(since: str) -> Iterator[dict[str, Any]]:
             yield row
         for row in _pages(client, SCORES, {"fields": "details,subject"} | ({"fromTimestamp": since} if since else {})):
             trace = _trace_of(row)
-            if trace and trace not in seen:  # of an older trace, whose session is not by_id here
+            if trace and trace not in seen:  # of an older trace, whose session is not known here
                 seen.add(trace)
                 yield from _pages(client, OBSERVATIONS, {"fields": FIELDS, "traceId": trace})
             yield row
@@ -149,7 +149,7 @@ def _inside(row: Mapping[str, Any], by_id: Mapping[str, Any], place: str) -> Ite
     if "GENERATION" not in kinds:
         whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
         inside.append(whole | {RAN_TOOLS: "TOOL" in kinds or None})
-    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
+    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId"), "traceTags": row.get("tags")}
     metadata = _metadata(row)
     for each in inside:
         yield shared | _given(each) | {"metadata": metadata | _metadata(each)}
@@ -174,7 +174,7 @@ def _observation(row: Mapping[str, Any]) -> Conversation:
     if row.get(RAN_TOOLS) and all(message["role"] != "tool" for message in messages):
         raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
     metadata = _metadata(row)
-    tags = row.get("tags") or _get(row, "traceTags") or ()
+    tags = [*(row.get("tags") or ()), *(_get(row, "traceTags") or ())]
     started = moment(_get(row, "startTime") or row.get("timestamp"))
     return Conversation(
         key=key_of(PRODUCER, str(_get(row, "sessionId") or _get(row, "traceId") or row["id"])),

@@ -520,6 +520,16 @@ def test_a_trace_of_langfuse_with_what_is_in_it(name: str) -> None:
     assert [part.what if isinstance(part, PassedOver) else part.reason for part in others_read] == others
 
 
+@pytest.mark.parametrize("own", [None, ["other"]])
+@pytest.mark.parametrize("consent", [{"tags": ["consent"]}, {"metadata": {"consent": True}}, {"tags": ["other"]}])
+def test_consent_to_a_trace_of_langfuse_is_for_all_in_it(consent: Row, own: list[str] | None) -> None:
+    called = CALLED | {"type": "GENERATION", "tags": own}
+    for given in (TRACED | {"observations": [called]}, TRACED | {"observations": []}):
+        [made] = langfuse_traces.read([given | consent], "f")
+        assert isinstance(made, Conversation)
+        assert made.consent == (consent != {"tags": ["other"]})
+
+
 def test_what_no_conversation_holds_is_counted() -> None:
     """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
     answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
