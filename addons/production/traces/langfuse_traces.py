@@ -174,13 +174,14 @@ def _observation(row: Mapping[str, Any]) -> Conversation:
     if row.get(RAN_TOOLS) and all(message["role"] != "tool" for message in messages):
         raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
     metadata = _metadata(row)
-    tags = [*(row.get("tags") or ()), *(_get(row, "traceTags") or ())]
+    tags = [decoded(tags) for tags in (row.get("tags"), _get(row, "traceTags"))]
+    is_tagged = any(each == "consent" or (isinstance(each, list) and "consent" in each) for each in tags)
     started = moment(_get(row, "startTime") or row.get("timestamp"))
     return Conversation(
         key=key_of(PRODUCER, str(_get(row, "sessionId") or _get(row, "traceId") or row["id"])),
         started=started,
         ended=moment(_get(row, "endTime")) or started,
-        consent=consents(metadata.get("consent")) or "consent" in tags,
+        consent=consents(metadata.get("consent")) or is_tagged,
         messages=tuple(messages),
         tools=tools or tools_of(_get(row, "toolDefinitions")),
         responses={hashed(str(row["id"])): len(messages) - 1},

@@ -521,13 +521,20 @@ def test_a_trace_of_langfuse_with_what_is_in_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("own", [None, ["other"]])
-@pytest.mark.parametrize("consent", [{"tags": ["consent"]}, {"metadata": {"consent": True}}, {"tags": ["other"]}])
-def test_consent_to_a_trace_of_langfuse_is_for_all_in_it(consent: Row, own: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("consent", "agreed"),
+    [
+        *(({"tags": tags}, True) for tags in (["consent"], "consent", '["consent"]')),
+        *(({"tags": tags}, False) for tags in (["other"], "no consent", '["no consent"]')),
+        ({"metadata": {"consent": True}}, True),
+    ],
+)
+def test_consent_to_a_trace_of_langfuse_is_for_all_in_it(consent: Row, agreed: bool, own: list[str] | None) -> None:
     called = CALLED | {"type": "GENERATION", "tags": own}
     for given in (TRACED | {"observations": [called]}, TRACED | {"observations": []}):
         [made] = langfuse_traces.read([given | consent], "f")
         assert isinstance(made, Conversation)
-        assert made.consent == (consent != {"tags": ["other"]})
+        assert made.consent == agreed
 
 
 def test_what_no_conversation_holds_is_counted() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,15 @@ def test_bytes_that_are_no_text_cost_their_row(night: Callable[..., Ingested], t
     done = night(b"\xef\xbb\xbf" + b"\n".join(rows))  # with a byte order mark, as some editors write it
     assert (done.conversations, done.unreadable) == (2, 1)
     assert ["half a character" in why or "UTF-8" in why for why in quarantined(tmp_path) if "not read" in why] == [True]
+
+
+def test_of_a_packed_file_that_is_cut_off_all_that_is_there_is_read(
+    night: Callable[..., Ingested], tmp_path: Path
+) -> None:
+    packed = gzip.compress(b"".join(json.dumps(chat(str(number))).encode() + b"\n" for number in range(50)))
+    done = night(packed[: len(packed) * 2 // 3], name="a.jsonl.gz")
+    assert done.conversations > 10
+    assert any(re.search(r"cut off or damaged after \d{4} bytes of text", why) for why in quarantined(tmp_path))
 
 
 WEB = [{"traceId": "a" * 32, "spanId": sign * 16, "attributes": []} for sign in "ab"]
