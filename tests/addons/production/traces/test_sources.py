@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import environments
 from addons.production.ingest import described
 from addons.production.traces.build import Task
-from addons.production.traces.sources import Ingested, Source, ingest
+from addons.production.traces.sources import KINDS, Ingested, Source, ingest
+from steps.core.errors import UserError
 from steps.core.params import Scenarios
 from steps.data.ingested import read_rows
 
@@ -187,6 +189,13 @@ def test_of_a_packed_file_that_is_cut_off_all_that_is_there_is_read(
     done = night(packed[: len(packed) * 2 // 3], name="a.jsonl.gz")
     assert done.conversations > 10
     assert any(re.search(r"cut off or damaged after \d{4} bytes of text", why) for why in quarantined(tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipe_is_no_source(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe or a device, which is read once only: give a file"):
+        Source.parse(f"{kind}:{tmp_path / 'pipe'}", "multiplication")
 
 
 WEB = [{"traceId": "a" * 32, "spanId": sign * 16, "attributes": []} for sign in "ab"]
