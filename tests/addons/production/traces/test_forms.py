@@ -134,6 +134,23 @@ def test_an_id_of_a_span_is_unique_in_its_trace_alone() -> None:
     assert len({part.source for part in read(json.dumps(refused))}) == 2
 
 
+@pytest.mark.parametrize("start", [1_790_000_000_000_000_000, 0])
+@pytest.mark.parametrize("as_text", [str, int])
+def test_events_come_in_the_order_of_their_time(start: int, as_text: type) -> None:
+    """Also within a microsecond, and as they are listed where they have the same time."""
+    messages = [ASKED, SAID, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "No."}]
+    names = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.user.message", "gen_ai.choice"]
+    happened = [
+        {"name": name, "timeUnixNano": as_text(start + at), "attributes": [{"key": "content", "value": value(text)}]}
+        for name, at, text in zip(names, (7, 7, 8, 10), [message["content"] for message in messages], strict=True)
+    ]
+    document = request({"gen_ai.operation.name": "chat"})
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"] = [happened[place] for place in (3, 0, 1, 2)]
+    [made] = read(json.dumps(document))
+    assert isinstance(made, Conversation), made
+    assert list(made.messages) == messages
+
+
 def test_what_nodes_console_prints_is_named() -> None:
     [made] = read("{\n  resource: {\n    attributes: { 'service.name': 'x' }\n  },\n  traceId: 'a',\n}\n")
     assert "Node" in made.reason
