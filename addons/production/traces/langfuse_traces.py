@@ -169,7 +169,7 @@ def _observation(row: Mapping[str, Any]) -> Conversation:
         named = ", ".join(sorted(str(name) for name, value in row.items() if value is not None)[:6])
         raise ValueError(f"no input and no output in an object with the fields {named}")
     messages, tools = call_of(_get(row, "input"), _get(row, "output"), packed=True)
-    if all(message["role"] != "assistant" for message in messages):
+    if not messages or messages[-1]["role"] != "assistant":
         raise ValueError("no answer in the observation")
     if row.get(RAN_TOOLS) and all(message["role"] != "tool" for message in messages):
         raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")

@@ -93,7 +93,7 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
         try:
             inputs, outputs = _field(span, "mlflow.spanInputs"), _field(span, "mlflow.spanOutputs")
             messages, tools = call_of(inputs, outputs, packed=True)
-            if all(message["role"] != "assistant" for message in messages):
+            if not messages or messages[-1]["role"] != "assistant":
                 raise ValueError("no answer in the span")
             if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
                 raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")

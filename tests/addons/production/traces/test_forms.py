@@ -554,6 +554,18 @@ def test_consent_to_a_trace_of_langfuse_is_for_all_in_it(consent: Row, agreed: b
         assert made.consent == agreed
 
 
+@pytest.mark.parametrize("asked", [[ASKED], [ASKED, SAID, LATER]])
+def test_an_answer_before_the_question_is_none_to_it(asked: list[Row]) -> None:
+    fields = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": {"messages": asked}}
+    trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": fields}]}}
+    for [made] in (
+        mlflow_traces.read([trace], "f"),
+        langfuse_traces.read([CALLED | {"input": asked, "output": None}], "f"),
+    ):
+        assert isinstance(made, Unreadable), made
+        assert "no answer" in made.reason
+
+
 def test_what_no_conversation_holds_is_counted() -> None:
     """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
     answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
