@@ -39,6 +39,8 @@ from steps.core.ports import need
 PRODUCER = "langfuse"
 OBSERVATIONS, SCORES = "/api/public/v2/observations", "/api/public/v3/scores"
 FIELDS = "core,basic,io,metadata,model,trace_context"
+RAN_TOOLS = " ran tools"  # a mark on traces that are read as calls
+PARTS = ("observations", "scores")  # of a trace
 
 
 def fetch(since: str) -> Iterator[dict[str, Any]]:
@@ -109,35 +111,56 @@ def _parts(row: Any, sessions: Mapping[str, str], scales: Scales | None) -> Iter
         yield row
     elif not isinstance(row, Mapping):
         raise ValueError("no JSON object")
-    elif "dataType" in row or "data_type" in row:
+    elif (kind := _kind(row)) == "SCORE":
         yield _score(row, sessions, scales) or PassedOver(f"scores {row.get('name')} of evaluators")
-    elif str(row.get("type") or "GENERATION").upper() == "GENERATION":
+    elif kind == "GENERATION":
         yield _observation(row)
         yield from left_out(_get(row, "input"), _get(row, "input"), _get(row, "output"))
     else:
-        yield PassedOver(f"observations of the type {row['type']}, in which no model speaks")
+        yield PassedOver(f"observations of the type {kind}, in which no model speaks")
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """What a row is: "SCORE", or the type of an observation."""
+    return "SCORE" if {"dataType", "data_type"} & row.keys() else str(row.get("type") or "GENERATION").upper()
 
 
 def _flat(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Any]]:
-    """(place, row), where traces come as their observations and scores; a trace of another form as `Unreadable`."""
-    for number, row in enumerate(rows, 1):
+    """(place, row), where traces come as their observations and scores; what of a trace cannot be, as `Unreadable`."""
+    listed = list(rows)
+    by_id = {str(row["id"]): row for row in listed if isinstance(row, Mapping) and row.get("id")}
+    for number, row in enumerate(listed, 1):
         place = f"{name} {row['id']}" if isinstance(row, Mapping) and row.get("id") else f"{name}:{number}"
-        if not isinstance(row, Mapping) or not isinstance(row.get("observations"), list):
+        if not isinstance(row, Mapping) or not any(isinstance(row.get(part), list) for part in PARTS):
             yield place, row
             continue
-        yield from ((place, each) for each in guarded(place, _inside, row))
+        yield from ((place, each) for each in guarded(place, _inside, row, by_id, place))
 
 
-def _inside(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The observations and scores of a trace."""
-    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId")}
+def _inside(row: Mapping[str, Any], by_id: Mapping[str, Any], place: str) -> Iterator[dict[str, Any] | Unreadable]:
+    """The observations and scores in a trace, and the trace itself where no call is among them. Those that it has by their
+    ids alone are rows of their own (`by_id`), or missing."""
+    ids = [str(each) for part in PARTS for each in row.get(part) or () if not isinstance(each, Mapping)]
+    if missing := sorted(set(ids) - by_id.keys()):
+        names = ", ".join(missing[:3])
+        yield Unreadable(place, f"observations or scores by their ids alone, which are no rows of the export: {names}")
+    inside = [each for each in row.get("observations") or () if isinstance(each, Mapping)]
+    kinds = {_kind(each) for each in (*inside, *(by_id[name] for name in ids if name in by_id))}
+    if "GENERATION" not in kinds:
+        whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
+        inside.append(whole | {RAN_TOOLS: "TOOL" in kinds or None})
+    shared = {"traceId": row.get("id"), "sessionId": _get(row, "sessionId"), "traceTags": row.get("tags")}
     metadata = _metadata(row)
-    inside = [dict(each) for each in row["observations"] if isinstance(each, Mapping)]
-    calls = [each for each in inside if each.get("type") == "GENERATION"]
-    whole = {name: row.get(name) for name in ("id", "input", "output", "timestamp")}
-    made = [shared | each | {"metadata": metadata | _metadata(each)} for each in calls or [whole]]
-    scores = [each for each in row.get("scores") or () if isinstance(each, Mapping)]
-    return made + [{"traceId": row.get("id"), "dataType": None, **each} for each in scores]
+    for each in inside:
+        yield shared | _given(each) | {"metadata": metadata | _metadata(each)}
+    for each in row.get("scores") or ():
+        if isinstance(each, Mapping):
+            yield {"traceId": row.get("id"), "dataType": None} | _given(each)
+
+
+def _given(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's fields that have a value, so that what its trace says of all counts for the others."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _observation(row: Mapping[str, Any]) -> Conversation:
@@ -146,16 +169,19 @@ def _observation(row: Mapping[str, Any]) -> Conversation:
         named = ", ".join(sorted(str(name) for name, value in row.items() if value is not None)[:6])
         raise ValueError(f"no input and no output in an object with the fields {named}")
     messages, tools = call_of(_get(row, "input"), _get(row, "output"), packed=True)
-    if all(message["role"] != "assistant" for message in messages):
+    if not messages or messages[-1]["role"] != "assistant":
         raise ValueError("no answer in the observation")
+    if row.get(RAN_TOOLS) and all(message["role"] != "tool" for message in messages):
+        raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
     metadata = _metadata(row)
-    tags = row.get("tags") or _get(row, "traceTags") or ()
+    tags = [decoded(tags) for tags in (row.get("tags"), _get(row, "traceTags"))]
+    is_tagged = any(each == "consent" or (isinstance(each, list) and "consent" in each) for each in tags)
     started = moment(_get(row, "startTime") or row.get("timestamp"))
     return Conversation(
         key=key_of(PRODUCER, str(_get(row, "sessionId") or _get(row, "traceId") or row["id"])),
         started=started,
         ended=moment(_get(row, "endTime")) or started,
-        consent=consents(metadata.get("consent")) or "consent" in tags,
+        consent=consents(metadata.get("consent")) or is_tagged,
         messages=tuple(messages),
         tools=tools or tools_of(_get(row, "toolDefinitions")),
         responses={hashed(str(row["id"])): len(messages) - 1},
@@ -179,8 +205,8 @@ def _score(row: Mapping[str, Any], sessions: Mapping[str, str], scales: Scales |
     first, second = reversed(values) if kind in ("CATEGORICAL", "TEXT") else values
     value = second if first is None else first
     is_correction = kind == "CORRECTION" or name == "correction"
-    given = None if is_correction else bool(value) if kind == "BOOLEAN" else value
-    score, name = score_of(given, name, scales)
+    is_label = kind not in ("NUMERIC", "BOOLEAN")
+    score, name = score_of(None if is_correction else value, name, scales, is_label)
     feedback = Feedback(
         response=hashed(str(observation)) if observation else "",
         name=name,

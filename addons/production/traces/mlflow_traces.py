@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addons.production.traces.messages import call_of, left_out, tools_of
-from addons.production.traces.opinions import Scales, consents, correction_of, moment, score_of
+from addons.production.traces.opinions import Scales, consents, correction_of, moment, place_in_time, score_of
 from addons.production.traces.records import (
     FAULTS,
     Conversation,
@@ -29,7 +29,7 @@ from addons.production.traces.records import (
     reason,
 )
 from steps.core.errors import UserError
-from steps.core.message_parts import decoded
+from steps.core.message_parts import decoded, first_of
 from steps.project.store import address, connect, explained, pages
 
 PRODUCER = "mlflow"
@@ -76,24 +76,24 @@ def read(rows: Iterable[Any], name: str, scales: Scales | None = None) -> Iterat
 
 
 def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Iterator[Part]:
-    info, spans = trace["info"], trace["data"]["spans"]
+    info, spans = trace["info"], sorted(trace["data"]["spans"], key=lambda span: place_in_time(_time(span, "start")))
     metadata = (info.get("trace_metadata") or info.get("request_metadata") or {}) | (info.get("tags") or {})
     own = {key: value for key, value in metadata.items() if not key.startswith("mlflow.")}
     trace_id = str(info.get("trace_id") or info.get("request_id"))
     key = key_of(PRODUCER, str(metadata.get("mlflow.trace.session") or trace_id))
     calls = [span for span in spans if _field(span, "mlflow.spanType") in CALLS]
     chosen = calls or [span for span in spans if not span.get("parent_span_id") and not span.get("parent_id")]
-    last, ran_tools = "", any(_field(span, "mlflow.spanType") == "TOOL" for span in spans)
+    answers = [hashed(f"{trace_id} {span.get('span_id')}") for span in chosen]
+    ran_tools = any(_field(span, "mlflow.spanType") == "TOOL" for span in spans)
     for span in spans:
         if not any(span is each for each in chosen):
             kind = _field(span, "mlflow.spanType")
             yield PassedOver(f"spans of the type {kind}, which are no calls of a model")
-    for span in chosen:
-        name = f"{trace_id} {span.get('span_id')}"
+    for answer, span in zip(answers, chosen, strict=True):
         try:
             inputs, outputs = _field(span, "mlflow.spanInputs"), _field(span, "mlflow.spanOutputs")
             messages, tools = call_of(inputs, outputs, packed=True)
-            if all(message["role"] != "assistant" for message in messages):
+            if not messages or messages[-1]["role"] != "assistant":
                 raise ValueError("no answer in the span")
             if not calls and ran_tools and all(message["role"] != "tool" for message in messages):
                 raise ValueError("tools ran in it, and the calls of the model that used them are not in the trace")
@@ -101,21 +101,20 @@ def _trace(trace: Mapping[str, Any], place: str, scales: Scales | None) -> Itera
         except FAULTS as problem:
             yield Unreadable(f"{place} span {span.get('span_id')}", reason(problem))
             continue
-        last = hashed(name)
         yield Conversation(
             key=key,
-            started=moment(span.get("start_time_unix_nano") or span.get("start_time_ns")),
-            ended=moment(span.get("end_time_unix_nano") or span.get("end_time_ns")),
+            started=moment(_time(span, "start")),
+            ended=moment(_time(span, "end")),
             consent=consents(own.get("consent", own.get("flywheel.consent"))),
             messages=tuple(messages),
             tools=tools,
-            responses={last: len(messages) - 1},
+            responses={answer: len(messages) - 1},
             metadata=plain(own),
         )
         yield from left_out(inputs, inputs, outputs)
     for assessment in info.get("assessments") or ():
         try:
-            feedback = _assessment(assessment, trace_id, last, scales)
+            feedback = _assessment(assessment, trace_id, answers[-1] if answers else "", scales)
             if feedback is None:
                 yield PassedOver(f"assessments {assessment.get('assessment_name')}, which are none of people now")
             else:
@@ -138,7 +137,7 @@ def _assessment(assessment: Mapping[str, Any], trace_id: str, last: str, scales:
             return None
         return Feedback(response=where, correction=correction_of(_value(expectation)), comment=comment, time=time)
     value = (assessment.get("feedback") or {}).get("value")
-    score, name = score_of(value, name, scales)
+    score, name = score_of(value, name, scales, is_label=True)
     label = value if isinstance(value, str) else ""
     return Feedback(response=where, name=name, score=score, label=label, comment=comment, time=time)
 
@@ -146,6 +145,11 @@ def _assessment(assessment: Mapping[str, Any], trace_id: str, last: str, scales:
 def _value(expectation: Mapping[str, Any]) -> Any:
     serialized = expectation.get("serialized_value")
     return expectation.get("value") if serialized is None else decoded(serialized.get("value"))
+
+
+def _time(span: Mapping[str, Any], what: str) -> Any:
+    """The start or end of a span, as each release of MLflow names it."""
+    return first_of(span, f"{what}_time_unix_nano", f"{what}_time_ns", f"{what}_time")
 
 
 def _field(span: Mapping[str, Any], name: str) -> Any:

@@ -5,8 +5,8 @@
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}     preferences
     {"run_type": "llm", "inputs": {...}, "outputs": {...}}           runs of LangSmith
 
-Beside these a row may have `id`, `conversation_id`, `created`, `metadata`, `consent` and `feedback` (an object or a list
-with score, label, comment, correction and response_id), as POST /feedback takes it.
+Beside these a row may have `id`, `conversation_id`, `created`, `metadata`, `consent` and `feedback`, an object or a list
+of them: score (also called rating or thumbs) or label, comment, correction and response_id.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
     output completion preferred_output non_preferred_output model temperature top_p max_tokens max_completion_tokens
     max_output_tokens seed tool_choice parallel_tool_calls usage object error status stop stream n user"""
+SCORES = ("score", "rating", "thumbs", "label")  # the first of them counts
+SAYS = (*SCORES, "comment", "correction")  # what may be in feedback, beside what it is about and when
+OF_FEEDBACK = frozenset((*SAYS, "response_id", "name", "time", "created"))
 FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
 
 
@@ -54,6 +57,7 @@ def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
         yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
         return
     yield conversation(row, scales)
+    yield from unknown_fields(set[str]().union(*listed(row.get("feedback"))) - OF_FEEDBACK, "feedback")
     if row.get("feedback_stats"):
         yield PassedOver("feedback_stats of runs, which are means and nobody's word")
     if "run_type" not in row:
@@ -136,12 +140,16 @@ def feedback_of(entry: Mapping[str, Any], time: str) -> Feedback:
 
 
 def _feedback(entry: Any, scales: Scales | None) -> Feedback:
-    """Feedback with score, label, comment, correction and response_id. ValueError where a field is wrong."""
+    """Feedback with score, label, comment, correction and response_id. ValueError where a field is wrong, or fields are
+    given of which none says anything here."""
     if not isinstance(entry, Mapping):
         raise ValueError(f"feedback must be an object, not a {type(entry).__name__}")
+    if (unknown := sorted(entry.keys() - OF_FEEDBACK)) and all(entry.get(name) is None for name in SAYS):
+        raise ValueError(f"feedback has no field {unknown[0][:40]}: give score, label, comment or correction")
     label, comment = entry.get("label"), entry.get("comment")
-    given = label if entry.get("score") is None else entry["score"]
-    score, name = score_of(given, str(entry.get("name") or "score"), scales)
+    field = next((name for name in SCORES if entry.get(name) not in (None, "")), "label")
+    name = str(entry.get("name") or (field if field != "label" else "score"))
+    score, name = score_of(entry.get(field), name, scales, is_label=field == "label")
     return Feedback(
         response=hashed(str(entry.get("response_id") or "")),
         name=name,

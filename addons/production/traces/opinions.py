@@ -2,6 +2,7 @@
 
 A number says nothing without its scale: 1 is the best of 0..1 and the worst of five stars. So a scale is judged by all
 scores of a name together: where one is outside of 0..1, none of that name counts until --scale says what is worst and best.
+One that is outside of a scale that is known, or is no finite number, is refused alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,54 +21,64 @@ from steps.core.errors import UserError
 
 Scales = Mapping[str, tuple[float, float]]  # name of a score -> its worst and its best value
 GOOD_WORDS = frozenset(
-    "good up thumbs_up positive correct yes true like liked helpful pass passed accepted right".split()
+    "good up thumbs_up thumbsup 👍 positive correct yes true like liked helpful pass passed accepted right".split()
 )
 BAD_WORDS = frozenset(
-    "bad down thumbs_down negative incorrect no false dislike disliked unhelpful fail failed rejected wrong".split()
+    """bad down thumbs_down thumbsdown 👎 negative incorrect no false dislike disliked unhelpful fail failed rejected
+    wrong""".split()
 )
 
 
-def score_of(value: Any, name: str = "score", scales: Scales | None = None) -> tuple[float | None, str]:
+def score_of(
+    given: Any, name: str = "score", scales: Scales | None = None, is_label: bool = False
+) -> tuple[float | None, str]:
     """(the score as a share of its scale, which is from 0 to 1 for values on it; the scale's name). A word has a score and
-    no scale, whose name is empty; what says neither good nor bad has none."""
-    low, high = (scales or {}).get(name, (0.0, 1.0))
-    if isinstance(value, str):
-        word = re.sub(r"[\s-]+", "_", value.strip().lower())
+    no scale, whose name is empty. Nothing given has no score, and neither has a label's text that says neither good nor
+    bad. ValueError for anything else that is no score, and for one that is not on the scale that it has."""
+    value, scale = given, (scales or {}).get(name)
+    if isinstance(given, str):
+        value = text = re.sub("[\ufe0f\U0001f3fb-\U0001f3ff]", "", given.strip().lower())  # without shades of emoji
+        word = re.sub(r"(?<=.)[\s-]+", "_", text)
         if word in GOOD_WORDS or word in BAD_WORDS:
             return float(word in GOOD_WORDS), ""
-        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?))", word):
+        if match := re.fullmatch(r"(-?\d+(?:\.\d+)?)_?(?:(%)|(?:/|_of_|_out_of_)_?(\d+(?:\.\d+)?)(?:_stars)?)", word):
             most = 100.0 if match[2] else float(match[3])  # "80%", "4/5"
-            low, high = (low, high) if name in (scales or {}) else (0.0, most or 1.0)
+            scale = scale or (0.0, most or 1.0)
             value = float(match[1])
         else:
-            try:
-                value = float(word)
-            except ValueError:
-                return None, ""
+            with suppress(ValueError):
+                value = float(text)
+    if value in (None, "") or (isinstance(value, str) and is_label):
+        return None, ""
     if isinstance(value, bool):
         return float(value), name
-    if not isinstance(value, int | float):
-        return None, ""
     try:
-        return round((float(value) - low) / (high - low), 6), name
-    except OverflowError:  # an integer beyond all floats, which is on no scale
-        return math.inf, name
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"the score {name} is {given!r:.40}, neither a finite number nor a word such as good or bad")
+    low, high = scale or (0.0, 1.0)
+    share = round((number - low) / (high - low), 6)
+    if scale and not 0 <= share <= 1:
+        raise ValueError(f"the score {name} is {number:g}, not from {low:g} to {high:g}")
+    return share, name
 
 
 def is_outside(feedback: Feedback) -> bool:
-    """Whether a score is not on its scale. What is no number is on none."""
+    """Whether a score is not from 0 to 1, so that its name needs a scale."""
     return feedback.score is not None and not 0 <= feedback.score <= 1
 
 
 def waits(name: str) -> str:
     """Why no score of a name counts."""
     return (
-        f"a score {name} is not on its scale, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
+        f"a score {name} is not from 0 to 1, so none counts: say what is worst and best with --scale {name}=LOW..HIGH"
     )
 
 
 def unscaled(parts: Iterable[Conversation]) -> set[tuple[str, str]]:
-    """(producer, name) of the scores of which one is not on its scale."""
+    """(producer, name) of the scores of which one is not from 0 to 1."""
     return {(_producer(part), feedback.name) for part in parts for feedback in part.feedback if is_outside(feedback)}
 
 
@@ -124,6 +136,11 @@ def moment(value: Any) -> str:
     except (ValueError, OverflowError, OSError):  # no time, or one before the year 1 or after 9999
         return ""
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def place_in_time(value: Any) -> tuple[str, int, str]:
+    """What sorts times in one form, finer than the microseconds of `moment`."""
+    return moment(value), len(str(value)), str(value)
 
 
 def consents(value: Any) -> bool:

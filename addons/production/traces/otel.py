@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from addons.production.traces import spans
-from addons.production.traces.opinions import Scales, consents, moment, score_of
+from addons.production.traces.opinions import Scales, consents, moment, place_in_time, score_of
 from addons.production.traces.otlp import Event, Span, documents, logs_in, spans_in
 from addons.production.traces.records import (
     FAULTS,
@@ -71,7 +71,10 @@ class _Reading:
         self, listed: Iterable[Span], logs: Mapping[str, list[Event]], name: str, scales: Scales | None
     ) -> None:
         self.spans = sorted(listed, key=lambda span: span.start)
-        self.events = {span.id: [*span.events, *logs.get(span.id, ())] for span in self.spans}
+        self.events = {
+            span.id: sorted([*span.events, *logs.get(span.id, ())], key=lambda each: place_in_time(each.fields["time"]))
+            for span in self.spans
+        }
         self.name, self.scales = name, scales
         self.shared: dict[str, dict[str, Any]] = defaultdict(dict)  # what any span of a trace says of all of it
         self.consents: dict[str, list[bool]] = defaultdict(list)
@@ -191,7 +194,7 @@ def _evaluation(event: Event, answered: str, scales: Scales | None) -> Feedback:
     fields = event.fields
     value, label = fields.get("gen_ai.evaluation.score.value"), fields.get("gen_ai.evaluation.score.label")
     name = str(fields.get("gen_ai.evaluation.name") or "score")
-    score, name = score_of(label if value is None else value, name, scales)
+    score, name = score_of(label if value is None else value, name, scales, is_label=value is None)
     return Feedback(
         response=hashed(str(fields.get("gen_ai.response.id") or answered)),
         name=name,

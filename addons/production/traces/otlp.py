@@ -18,6 +18,7 @@ from steps.core.message_parts import first_of
 
 HEX = re.compile(r"(?:[0-9a-fA-F]{16}){1,2}")
 SPANS = ("resourceSpans", "resource_spans", "batches")
+IDS = (("traceId", "trace_id"), ("spanId", "span_id"))
 LOGS = ("resourceLogs", "resource_logs")
 SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "ilSpans", "scopeLogs", "scope_logs")
 HINTS = {  # a field of rows of other forms -> what reads them
@@ -42,7 +43,7 @@ class Span(NamedTuple):
     """A span with the attributes of its resource."""
 
     trace: str
-    id: str
+    id: str  # the trace's id and its own, which only both together name one span
     name: str
     scope: str
     start: str
@@ -89,7 +90,7 @@ def spans_in(document: Any) -> list[Span]:
 
 
 def logs_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Event]]:
-    """(the span's id, the scope, the event) of each log record."""
+    """(the span's id as `Span` has it, the scope, the event) of each log record."""
     for owner in first_of(document, *LOGS) or ():
         for scope in first_of(owner, *SCOPES) or ():
             for record in first_of(scope, "logRecords", "log_records") or ():
@@ -98,7 +99,8 @@ def logs_in(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Event]]:
                 fields |= body if isinstance(body, dict) else {}
                 fields["time"] = first_of(record, "timeUnixNano", "time_unix_nano")
                 named = str((scope.get("scope") or {}).get("name") or "")
-                yield id_of(first_of(record, "spanId", "span_id")), named, Event(name, fields)
+                ids = [id_of(first_of(record, *names)) for names in IDS]
+                yield " ".join(filter(None, ids)), named, Event(name, fields)
 
 
 def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
@@ -107,8 +109,8 @@ def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
         return None
     context = entry.get("context")
     ids = context if isinstance(context, Mapping) else entry
-    trace = id_of(first_of(ids, "traceId", "trace_id"))
-    number = id_of(first_of(ids, "spanId", "span_id") or (entry.get("id") if "instrumentationScope" in entry else None))
+    trace, number = (id_of(first_of(ids, *names)) for names in IDS)
+    number = number or id_of(entry.get("id") if "instrumentationScope" in entry else None)
     fields = entry.get("attributes", {} if "startTimeUnixNano" in entry or "start_time_unix_nano" in entry else None)
     if not trace or not number or not isinstance(fields, Mapping | list):
         return None
@@ -123,7 +125,7 @@ def _span(entry: Any, resource: dict[str, Any], scope: str) -> Span | None:
         end = start + entry["duration"]
     return Span(
         trace,
-        number,
+        f"{trace} {number}",
         str(entry.get("name", "")),
         scope or str(mapping(named).get("name") or ""),
         moment(_time(start)),

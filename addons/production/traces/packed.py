@@ -40,7 +40,7 @@ def text_of(path: Path) -> Text:
     pieces, count, unread = [], 0, []
     try:
         with gzip.open(path) if is_packed else path.open("rb") as file:
-            while piece := file.read(PIECE):
+            while piece := file.read1(PIECE):
                 count += len(piece)
                 if count > most:
                     why = f"it holds more than {most / 2**30:.1f} GiB of text: unpack it, and give it in parts"

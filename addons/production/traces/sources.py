@@ -47,7 +47,7 @@ class Source(NamedTuple):
 
     @classmethod
     def parse(cls, word: str, task: str) -> Source:
-        """UserError for a kind that there is not, and for a file that does not exist."""
+        """UserError for a kind that there is not, and for a file that does not exist or is none."""
         kind, _, place = word.partition(":")
         if kind not in KINDS:
             raise UserError(f"source {word}: give {', '.join(KINDS)}, with a path behind a colon (openai:chats.jsonl)")
@@ -55,6 +55,8 @@ class Source(NamedTuple):
             raise UserError(f"source {word}: name its file, as in {kind}:traces.jsonl")
         if place and kind != "mlflow" and not Path(place).exists():
             raise UserError(f"source {word}: {place} does not exist")
+        if place and Path(place).exists() and not (Path(place).is_file() or Path(place).is_dir()):
+            raise UserError(f"source {word}: {place} is a pipe or a device, which is read once only: give a file")
         if kind == "langfuse" and not place:
             bring("reader", "langfuse", "the source langfuse")
         defaults = {"capture": store.FOLDER.as_posix(), "mlflow": task}

@@ -258,6 +258,7 @@ def test_what_finds_no_room_is_counted_and_the_client_is_served(
         ({"score": 1}, "must be an object with response_id"),
         ({"response_id": "a"}, "it says nothing"),
         ({"response_id": "a", "score": 5}, "not from 0 to 1"),
+        ({"response_id": "a", "score": "banana", "comment": "x"}, "'banana', neither a finite number nor a word"),
         ({"response_id": "a", "stars": 5}, "there is no field stars"),
         ({"response_id": "a", "correction": [1]}, "must be"),
     ],

@@ -114,7 +114,41 @@ def test_ids_are_the_same_in_any_form() -> None:
     ids = {
         (span.trace, span.id) for text in texts for document in otlp.documents(text) for span in otlp.spans_in(document)
     }
-    assert ids == {(TRACE, SPAN)}
+    assert ids == {(TRACE, f"{TRACE} {SPAN}")}
+
+
+def test_an_id_of_a_span_is_unique_in_its_trace_alone() -> None:
+    names = [{"traceId": sign * 32, "spanId": SPAN} for sign in "ab"]
+    records = []
+    for ids, said in zip(names, ("Yes.", "No."), strict=True):
+        records += [ids | {"eventName": "gen_ai.user.message", "body": value({"content": f"{said}?"})}]
+        records += [ids | {"eventName": "gen_ai.choice", "body": value({"message": {"content": said}})}]
+    lines = [{"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}]
+    scored = {"gen_ai.evaluation.result": {"gen_ai.evaluation.score.label": "bad"}}
+    lines += [request({"gen_ai.operation.name": "chat", "session.id": "s"}, scored, **ids) for ids in names]
+    made = read("\n".join(map(json.dumps, lines)))
+    assert [[message["content"] for message in part.messages] for part in made] == [["Yes.?", "Yes."], ["No.?", "No."]]
+    assert [list(part.responses) for part in made] == [[part.feedback[0].response] for part in made]
+    assert len({name for part in made for name in part.responses}) == 2
+    refused = [request({"gen_ai.operation.name": "chat"}, **ids) for ids in names]
+    assert len({part.source for part in read(json.dumps(refused))}) == 2
+
+
+@pytest.mark.parametrize("start", [1_790_000_000_000_000_000, 0])
+@pytest.mark.parametrize("as_text", [str, int])
+def test_events_come_in_the_order_of_their_time(start: int, as_text: type) -> None:
+    """Also within a microsecond, and as they are listed where they have the same time."""
+    messages = [ASKED, SAID, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "No."}]
+    names = ["gen_ai.user.message", "gen_ai.assistant.message", "gen_ai.user.message", "gen_ai.choice"]
+    happened = [
+        {"name": name, "timeUnixNano": as_text(start + at), "attributes": [{"key": "content", "value": value(text)}]}
+        for name, at, text in zip(names, (7, 7, 8, 10), [message["content"] for message in messages], strict=True)
+    ]
+    document = request({"gen_ai.operation.name": "chat"})
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"] = [happened[place] for place in (3, 0, 1, 2)]
+    [made] = read(json.dumps(document))
+    assert isinstance(made, Conversation), made
+    assert list(made.messages) == messages
 
 
 def test_what_nodes_console_prints_is_named() -> None:
@@ -441,6 +475,97 @@ def test_tools_in_langfuse(fields: Row) -> None:
     assert (list(made.messages), list(made.tools)) == ([ASKED, SAID], [TOOL])
 
 
+TRACED = {"id": "t", "sessionId": "s", "input": [ASKED], "output": SAID}
+LATER = {"role": "user", "content": "Are you sure?"}
+CALLED = {"id": "o", "input": [ASKED, SAID, LATER], "output": SAID, "sessionId": None}
+SCORED = {"id": "c", "name": "ok", "value": 0}
+OF_TRACES: dict[str, tuple[list[Row], list[int], list[str]]] = {  # rows, messages of each conversation, other parts
+    "scores alone": ([TRACED | {"scores": [SCORED]}], [2, 0], []),
+    "observations and scores": (
+        [TRACED | {"observations": [CALLED | {"type": "GENERATION"}], "scores": [SCORED]}],
+        [4, 0],
+        [],
+    ),
+    "a type in lower case": ([TRACED | {"observations": [CALLED | {"type": "generation"}]}], [4], []),
+    "ids of rows": (
+        [
+            TRACED | {"observations": ["o"], "scores": ["c"]},
+            CALLED | {"traceId": "t", "sessionId": "s", "type": "GENERATION"},
+            SCORED | {"traceId": "t", "dataType": "NUMERIC"},
+        ],
+        [4, 0],
+        [],
+    ),
+    "ids of nothing": (
+        [TRACED | {"observations": ["o"], "scores": ["c"]}],
+        [2],
+        ["observations or scores by their ids alone, which are no rows of the export: c, o"],
+    ),
+    "tools whose calls are missing": (
+        [TRACED | {"observations": [{"id": "o", "type": "tool", "input": "4", "output": "dry"}]}],
+        [],
+        [
+            "observations of the type TOOL, in which no model speaks",
+            "tools ran in it, and the calls of the model that used them are not in the trace",
+        ],
+    ),
+    "tools in what was said": (
+        [
+            TRACED | {"input": [ASKED, SAID | {"tool_calls": [CALL]}, SAID | {"role": "tool"}], "observations": ["o"]},
+            {"id": "o", "traceId": "t", "type": "TOOL"},
+        ],
+        [4],
+        ["observations of the type TOOL, in which no model speaks"],
+    ),
+    "steps without a model": (
+        [TRACED | {"observations": [{"id": "o", "type": "SPAN"}]}],
+        [2],
+        ["observations of the type SPAN, in which no model speaks"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TRACES)
+def test_a_trace_of_langfuse_with_what_is_in_it(name: str) -> None:
+    rows, lengths, others = OF_TRACES[name]
+    made = list(langfuse_traces.read(rows, "f"))
+    read = [part for part in made if isinstance(part, Conversation)]
+    assert [len(part.messages) for part in read] == lengths
+    assert [each.score for part in read for each in part.feedback] == [0.0] * lengths.count(0)
+    assert len({part.key for part in read}) <= 1, "what is in a trace is of its session"
+    others_read = [part for part in made if not isinstance(part, Conversation)]
+    assert [part.what if isinstance(part, PassedOver) else part.reason for part in others_read] == others
+
+
+@pytest.mark.parametrize("own", [None, ["other"]])
+@pytest.mark.parametrize(
+    ("consent", "agreed"),
+    [
+        *(({"tags": tags}, True) for tags in (["consent"], "consent", '["consent"]')),
+        *(({"tags": tags}, False) for tags in (["other"], "no consent", '["no consent"]')),
+        ({"metadata": {"consent": True}}, True),
+    ],
+)
+def test_consent_to_a_trace_of_langfuse_is_for_all_in_it(consent: Row, agreed: bool, own: list[str] | None) -> None:
+    called = CALLED | {"type": "GENERATION", "tags": own}
+    for given in (TRACED | {"observations": [called]}, TRACED | {"observations": []}):
+        [made] = langfuse_traces.read([given | consent], "f")
+        assert isinstance(made, Conversation)
+        assert made.consent == agreed
+
+
+@pytest.mark.parametrize("asked", [[ASKED], [ASKED, SAID, LATER]])
+def test_an_answer_before_the_question_is_none_to_it(asked: list[Row]) -> None:
+    fields = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": {"messages": asked}}
+    trace = {"info": {"trace_id": "t"}, "data": {"spans": [{"span_id": "s", "attributes": fields}]}}
+    for [made] in (
+        mlflow_traces.read([trace], "f"),
+        langfuse_traces.read([CALLED | {"input": asked, "output": None}], "f"),
+    ):
+        assert isinstance(made, Unreadable), made
+        assert "no answer" in made.reason
+
+
 def test_what_no_conversation_holds_is_counted() -> None:
     """Answers beside the first, thoughts that are encrypted, and tools that a provider runs."""
     answers = [{"index": n, "message": {"role": "assistant", "content": f"It is {n}."}} for n in range(2)]
@@ -469,6 +594,25 @@ def test_what_no_conversation_holds_is_counted() -> None:
     assert spans.lost(fields) == {"further answers beside the first", "tools that a provider runs"}
     numbered = {f"gen_ai.completion.{n}.content": "It." for n in range(2)}
     assert spans.lost(numbered) == {"further answers beside the first"}
+
+
+@pytest.mark.parametrize("name", ["start_time_unix_nano", "start_time_ns", "start_time"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_feedback_on_a_trace_of_mlflow_is_on_its_last_answer(name: str, order: int) -> None:
+    asked: list[list[Row]] = [[ASKED], [ASKED, SAID, ASKED]]
+    spans: list[Row] = []
+    for number, messages in enumerate(asked):
+        fields = {"mlflow.spanType": '"LLM"', "mlflow.spanInputs": messages, "mlflow.spanOutputs": SAID}
+        spans.append({"span_id": str(number), name: 1_790_000_000_000_000_000 + number, "attributes": fields})
+    scored = {"assessment_name": "ok", "source": {"source_type": "HUMAN"}, "feedback": {"value": True}}
+    trace = {"info": {"trace_id": "t", "assessments": [scored]}, "data": {"spans": spans[::order]}}
+    *_, last, feedback = (part for part in mlflow_traces.read([trace], "f") if isinstance(part, Conversation))
+    assert last.started, "whichever name a release of MLflow has for it"
+    assert len(last.messages) == 4
+    assert list(last.responses) == [feedback.feedback[0].response]
+    spans[1]["attributes"] = {"mlflow.spanType": '"LLM"'}
+    made, feedback = (part for part in mlflow_traces.read([trace], "f") if isinstance(part, Conversation))
+    assert feedback.feedback[0].response not in made.responses, "it is on an answer that cannot be read"
 
 
 def test_a_part_of_mlflows_trace_that_cannot_be_read_hides_no_other() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ import pytest
 import environments
 from addons.production.ingest import described
 from addons.production.traces.build import Task
-from addons.production.traces.sources import Ingested, Source, ingest
+from addons.production.traces.sources import KINDS, Ingested, Source, ingest
+from steps.core.errors import UserError
 from steps.core.params import Scenarios
 from steps.data.ingested import read_rows
 
@@ -57,9 +61,7 @@ def quarantined(tmp_path: Path) -> list[str]:
         ([1, 1, 2.0], None),
         ([-1, 1, 0.5], None),
         ([True, False, 3], None),
-        ([float("nan"), 1], None),
         (["5", 1], None),
-        (["7/5", 1], None),
         ([1, 0, True, False], 2),
         (["4/5", "80%", "1 of 5", "20 %"], 2),
         (["good", "thumbs-down", "no"], 1),
@@ -75,6 +77,25 @@ def test_scores_of_a_name_count_only_where_all_are_on_the_scale(
     assert sum("--scale score=LOW..HIGH" in why for why in quarantined(tmp_path)) == (
         len(scores) if good is None else 0
     )
+
+
+@pytest.mark.parametrize(
+    ("scores", "scales", "why"),
+    [
+        ([float("nan"), 1, 0], {}, "is nan, neither a finite number"),
+        (["-inf", 1, 0], {}, "is '-inf', neither a finite number"),
+        (["7/5", 1, 0], {}, "is 7, not from 0 to 5"),
+        ([float("nan"), 5, 1], {"score": (1.0, 5.0)}, "is nan, neither a finite number"),
+        ([7, 5, 1], {"score": (1.0, 5.0)}, "is 7, not from 1 to 5"),
+    ],
+)
+def test_a_score_that_no_scale_would_help_is_refused_alone(
+    night: Callable[..., Ingested], tmp_path: Path, scores: list[Any], scales: dict[str, tuple[float, float]], why: str
+) -> None:
+    done = night([chat(str(number), score) for number, score in enumerate(scores)], **scales)
+    assert (done.opinions["good"], done.opinions["bad"]) == (1, 1)
+    [reason] = [reason for reason in quarantined(tmp_path) if "not read" in reason]
+    assert f"the score score {why}" in reason
 
 
 def test_a_scale_is_judged_over_earlier_nights(night: Callable[..., Ingested], tmp_path: Path) -> None:
@@ -159,6 +180,22 @@ def test_bytes_that_are_no_text_cost_their_row(night: Callable[..., Ingested], t
     done = night(b"\xef\xbb\xbf" + b"\n".join(rows))  # with a byte order mark, as some editors write it
     assert (done.conversations, done.unreadable) == (2, 1)
     assert ["half a character" in why or "UTF-8" in why for why in quarantined(tmp_path) if "not read" in why] == [True]
+
+
+def test_of_a_packed_file_that_is_cut_off_all_that_is_there_is_read(
+    night: Callable[..., Ingested], tmp_path: Path
+) -> None:
+    packed = gzip.compress(b"".join(json.dumps(chat(str(number))).encode() + b"\n" for number in range(50)))
+    done = night(packed[: len(packed) * 2 // 3], name="a.jsonl.gz")
+    assert done.conversations > 10
+    assert any(re.search(r"cut off or damaged after \d{4} bytes of text", why) for why in quarantined(tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipe_is_no_source(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe or a device, which is read once only: give a file"):
+        Source.parse(f"{kind}:{tmp_path / 'pipe'}", "multiplication")
 
 
 WEB = [{"traceId": "a" * 32, "spanId": sign * 16, "attributes": []} for sign in "ab"]
