@@ -2,8 +2,8 @@
 
 `masked(value)` is a copy in which each secret is replaced by "[masked]". A secret is
 
-- a value under a key that names one ("password", "api_key", "authorization"), in JSON within a text too, where it may be a
-  list or an object;
+- a value under or beside a name of one ("password", "api_key", "authorization"), in JSON within a text too, where it may be
+  a list or an object (steps/core/secret_names.py);
 - a text with the form of one: keys of well-known services, JSON web tokens, private keys, passwords in addresses,
   `password=...` and `"token": "..."` in a text;
 - the value of an environment variable whose name says so.
@@ -30,11 +30,13 @@ from steps.core.readable import Span, places_of, replaced
 from steps.core.readable import seen as seen_as
 from steps.core.secret_names import (
     DRAWN,
+    NAMES,
     RANDOM,
     SURE,
     UNSURE,
     inside,
     is_after,
+    is_listed,
     is_schema,
     is_secret,
     names_secret,
@@ -51,20 +53,27 @@ KEYS = (
     "pass pwd secret private signing encryption auth api credential"
     " token access cookie account shared session bearer ssws ://"
 ).split()
+CLOSED = r"(?:\\*[\"'`]|\]|\*{1,3}|</\w{1,9}>)"  # markup that ends with a name
 TEXT = re.compile(
     r"(?P<lead>(?<!\w)(?i:bearer|ssws)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
     r"|(?P<place>://[^\s/:\"'<>]{0,200}:)"  # to the last @: a password may hold others, and /
     r"(?:[^\s/\"'<>]{1,300}(?=@)|(?!\d{1,5}[/?])[^\s\"'<>]{1,100}(?=@))"
     rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
-    r"(?:(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=)|(?<=\w)>(?=[^\s<]))\s{0,3}"
-    r"|(?P<gap>(?:\\*[\"'])?(?:[ \t]{1,3}|\s{0,3},\s{0,3}(?=\\*[\"'])))(?!-))"  # --password x, "--password", "x"
+    rf"(?:{CLOSED}{{0,2}}\s{{0,3}}(?:=>|:=?|<-|=(?!=)|(?<=\w)>(?=[^\s<]))(?:\*{{1,2}}(?=[ \t])|</\w{{1,9}}>)?\s{{0,3}}"
+    r"(?:[|>][+-]?[ \t]{0,3}[\n\v]\s{1,20}|\(\s{0,20}(?=\\*[\"'])|`)?"  # a block, a bracket
+    r"|(?P<pair>(?:\s(?:field|input|box))?(?:\\*[\"'](?=[\s,])[^<>{}()\[\]]{0,80}?|[ \t]{0,3}[\n\v][ \t]{0,40})"
+    r"\b(?i:value|default|(?:text|content|answer)(?=\W{1,9}[^\s\"']{0,79}\d))(?:\\*[\"'])?\s{0,3}[:=]\s{0,3})"
+    r"|(?P<gap>(?:\\*[\"'`])?(?:[ \t]{1,3}(?:[|→»][ \t]{1,3})?|\s{0,40},\s{0,40}(?=\\*[\"']))"
+    r"|\\*[\"']>|</\w{1,9}>\s{0,20}<\w{1,9}>)(?!-))"  # --password x, "--password", "x", | password | x |
     r"(?:(?P<open>\\*[\"'])"  # `_quoted_end` finds where it is closed
     r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
     r"(?(scheme)|(?![$%]))"  # a variable's name
     r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){1,4000}+)(?![(\[]))",
     re.DOTALL,
 )
-OPTION = re.compile(r"(?:\A|[^\w-])--?(?:[A-Za-z][\w-]*)?\Z")
+OPTION = re.compile(r"(?:\A|[^\w-])(?:--?(?:[A-Za-z][\w-]*)?|(?:ENV|ARG|setx|setenv|set -\w{1,3})[ \t]+\w*)\Z")
+# What stands before a name that has its value beside it.
+PAIRED = re.compile(rf"(?i)\b(?:{'|'.join(sorted(NAMES))})\\*[\"']?\s{{0,3}}[:=]\s{{0,3}}\\*[\"']?[^\"'\n:=]{{0,40}}\Z")
 APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
 QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
 REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
@@ -208,16 +217,23 @@ def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     before = BEFORE.search(around)
     sure = names_secret((before[0] if before else "") + match["word"])
     is_apart = match["gap"] is not None and not OPTION.search(around)  # as in `#define PASSWORD "x9"`
-    if sure is None or (is_apart and match["open"] is None):
+    if sure is None or (match["pair"] is not None and not PAIRED.search(around)):
         return None
     if match["open"] is not None:
         start, end = match.end(), _quoted_end(text, match.end(), match["open"], match.end() + LONGEST)
     else:
         start, end = match.span("bare")
-        if not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(match["bare"])):
-            return None
+        if text[start - 1] == "`":
+            end = start + len(match["bare"].partition("`")[0])
     value = text[start:end]
-    if match["open"] is not None and (not value.strip(" )]},;:.") or (is_apart and not DRAWN.fullmatch(value))):
+    if match["open"] is not None:
+        is_drawn = is_listed(value) if "," in (match["gap"] or "") else DRAWN.fullmatch(value)
+        is_none = not value.strip(" )]},;:.") or (is_apart and not is_drawn)
+    elif is_apart:
+        is_none = end - start > 200 or not secret_forms.is_drawn(value)
+    else:
+        is_none = not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(value) is not None)
+    if is_none:
         return None
     if not value or value.startswith(MASK) or not (sure or match["scheme"] or RANDOM.fullmatch(value)):
         return None
