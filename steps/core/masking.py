@@ -2,8 +2,8 @@
 
 `masked(value)` is a copy in which each secret is replaced by "[masked]". A secret is
 
-- a value under a key that names one ("password", "api_key", "authorization"), in JSON within a text too, where it may be a
-  list or an object;
+- a value under or beside a name of one ("password", "api_key", "authorization"), in JSON within a text too, where it may be
+  a list or an object (steps/core/secret_names.py);
 - a text with the form of one: keys of well-known services, JSON web tokens, private keys, passwords in addresses,
   `password=...` and `"token": "..."` in a text;
 - the value of an environment variable whose name says so.
@@ -28,21 +28,9 @@ from urllib.parse import quote, unquote, urlsplit
 from steps.core import secret_forms, secret_names
 from steps.core.readable import Span, places_of, replaced
 from steps.core.readable import seen as seen_as
-from steps.core.secret_names import (
-    DRAWN,
-    RANDOM,
-    SURE,
-    UNSURE,
-    inside,
-    is_after,
-    is_schema,
-    is_secret,
-    names_secret,
-    secrecy,
-    without_held,
-)
+from steps.core.secret_names import MASK as MASK
+from steps.core.secret_names import SURE, UNSURE
 
-MASK = secret_names.MASK
 DEEPEST = 60  # levels of nesting; what is deeper is left out
 SHORTEST = 6  # characters; shorter values of environment variables are not looked for
 
@@ -51,20 +39,29 @@ KEYS = (
     "pass pwd secret private signing encryption auth api credential"
     " token access cookie account shared session bearer ssws ://"
 ).split()
+CLOSED = r"(?:\\*[\"'`]|\]|\*{1,3}|</\w{1,9}>)"  # markup that ends with a name
 TEXT = re.compile(
     r"(?P<lead>(?<!\w)(?i:bearer|ssws)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
     r"|(?P<place>://[^\s/:\"'<>]{0,200}:)"  # to the last @: a password may hold others, and /
     r"(?:[^\s/\"'<>]{1,300}(?=@)|(?!\d{1,5}[/?])[^\s\"'<>]{1,100}(?=@))"
     rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
-    r"(?:(?:\\*[\"'])?\]?\s{0,3}(?:=>|:|=(?!=)|(?<=\w)>(?=[^\s<]))\s{0,3}"
-    r"|(?P<gap>(?:\\*[\"'])?(?:[ \t]{1,3}|\s{0,3},\s{0,3}(?=\\*[\"'])))(?!-))"  # --password x, "--password", "x"
+    rf"(?:{CLOSED}{{0,2}}\s{{0,3}}(?:=>|:=?|<-|=(?!=)|(?<=\w)>(?=[^\s<]))(?:\*{{1,2}}(?=[ \t])|</\w{{1,9}}>)?\s{{0,3}}"
+    r"(?:[|>][+-]?[ \t]{0,3}[\n\v]\s{1,20}|\(\s{0,20}(?=\\*[\"'])|`)?"  # a block, a bracket
+    r"|(?P<pair>(?:\s(?:field|input|box))?(?:\\*[\"'](?=[\s,])[^<>{}()\[\]]{0,80}?|[ \t]{0,3}[\n\v][ \t]{0,40})"
+    r"\b(?i:value|default|(?:text|content|answer)(?=\W{1,9}[^\s\"']{0,79}\d))(?:\\*[\"'])?\s{0,3}[:=]\s{0,3})"
+    r"|(?P<gap>(?:\\*[\"'`])?(?:[ \t]{1,3}(?:[|→»][ \t]{1,3})?|\s{0,40},\s{0,40}(?=\\*[\"']))"
+    r"|\\*[\"']>|</\w{1,9}>\s{0,20}<\w{1,9}>)(?!-))"  # --password x, "--password", "x", | password | x |
     r"(?:(?P<open>\\*[\"'])"  # `_quoted_end` finds where it is closed
     r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
     r"(?(scheme)|(?![$%]))"  # a variable's name
     r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){1,4000}+)(?![(\[]))",
     re.DOTALL,
 )
-OPTION = re.compile(r"(?:\A|[^\w-])--?(?:[A-Za-z][\w-]*)?\Z")
+OPTION = re.compile(r"(?:\A|[^\w-])(?:--?(?:[A-Za-z][\w-]*)?|(?:ENV|ARG|setx|setenv|set -\w{1,3})[ \t]+\w*)\Z")
+# What stands before a name that has its value beside it.
+PAIRED = re.compile(
+    rf"(?i)\b(?:{'|'.join(sorted(secret_names.NAMES))})\\*[\"']?\s{{0,3}}[:=]\s{{0,3}}\\*[\"']?[^\"'\n:=]{{0,40}}\Z"
+)
 APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
 QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
 REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
@@ -104,7 +101,7 @@ class Masker:
                 text = text.replace(secret, MASK)
         if len(text) < SHORTEST:
             return text
-        return replaced(without_held(text), self._spans)
+        return replaced(secret_names.without_held(text), self._spans)
 
     def sure(self, text: str) -> str:
         """A text without the environment's secrets and keys of services, whatever stands before them."""
@@ -124,7 +121,7 @@ class Masker:
 
     def _copy(self, value: Any, depth: int, around: frozenset[int], above: bool | None = None) -> Any:
         """The copy of a value in the values `around`; `above`: the secrecy of what it stands in."""
-        if isinstance(value, str | bytes | bytearray | int | float | complex) and is_secret("", value, above):
+        if not isinstance(value, secret_names.CONTAINERS) and secret_names.is_secret("", value, above):
             return MASK
         if isinstance(value, str):
             return self.text(value)
@@ -141,14 +138,15 @@ class Masker:
         if fields is not None:
             return {
                 self.text(key) if isinstance(key, str) else key: MASK
-                if is_secret(name, item) and not (isinstance(item, Mapping) and is_schema(item))
-                else self._copy(item, depth + 1, around, secrecy(name, item, held))
-                for key, name, item, held in inside(fields, above)
+                if secret_names.is_secret(name, item)
+                and not (isinstance(item, Mapping) and secret_names.is_schema(item))
+                else self._copy(item, depth + 1, around, secret_names.secrecy(name, item, held))
+                for key, name, item, held in secret_names.inside(fields, above)
             }
         if isinstance(value, (list, tuple, set, frozenset)):
             items = list(value)
             copied = [
-                MASK if is_after(before, item) else self._copy(item, depth + 1, around, above)
+                MASK if secret_names.is_after(before, item) else self._copy(item, depth + 1, around, above)
                 for before, item in zip([None, *items], items, strict=False)
             ]
             return tuple(copied) if isinstance(value, tuple) else copied
@@ -173,7 +171,7 @@ def literals(variables: Mapping[str, str]) -> Iterator[str]:
             except ValueError:
                 part = ""
             secrets += [part, unquote(part)]
-        elif names_secret(name) is not None and not is_path(name, value):
+        elif secret_names.names_secret(name) is not None and not is_path(name, value):
             secrets.append(value)
             if name.lower().endswith("auth_string"):  # user:password
                 secrets.append(value.partition(":")[2])
@@ -206,20 +204,27 @@ def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
             return match.end(group), match.end()
     around = text[max(0, match.start() - 60) : match.start()]
     before = BEFORE.search(around)
-    sure = names_secret((before[0] if before else "") + match["word"])
+    sure = secret_names.names_secret((before[0] if before else "") + match["word"])
     is_apart = match["gap"] is not None and not OPTION.search(around)  # as in `#define PASSWORD "x9"`
-    if sure is None or (is_apart and match["open"] is None):
+    if sure is None or (match["pair"] is not None and not PAIRED.search(around)):
         return None
     if match["open"] is not None:
         start, end = match.end(), _quoted_end(text, match.end(), match["open"], match.end() + LONGEST)
     else:
         start, end = match.span("bare")
-        if not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(match["bare"])):
-            return None
+        if text[start - 1] == "`":
+            end = start + len(match["bare"].partition("`")[0])
     value = text[start:end]
-    if match["open"] is not None and (not value.strip(" )]},;:.") or (is_apart and not DRAWN.fullmatch(value))):
+    if match["open"] is not None:
+        is_drawn = secret_names.is_listed(value) if "," in (match["gap"] or "") else secret_names.DRAWN.fullmatch(value)
+        is_none = not value.strip(" )]},;:.") or (is_apart and not is_drawn)
+    elif is_apart:
+        is_none = end - start > 200 or not secret_forms.is_drawn(value)
+    else:
+        is_none = not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(value) is not None)
+    if is_none:
         return None
-    if not value or value.startswith(MASK) or not (sure or match["scheme"] or RANDOM.fullmatch(value)):
+    if not value or value.startswith(MASK) or not (sure or match["scheme"] or secret_names.RANDOM.fullmatch(value)):
         return None
     if end - start < LONGEST:
         return start, end

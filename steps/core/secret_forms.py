@@ -75,6 +75,7 @@ DER = re.compile(r"(?<![\w+/])MII[A-Za-z0-9+/]{30,}={0,2}(?:\s[A-Za-z0-9+/=]{20,
 KEY = re.compile(r"[A-Za-z0-9+/_~.-]{16,}={0,2}")
 AWS = re.compile(r"(?<![\w+/=.-])[A-Za-z0-9+/]{40}(?![\w+/=-])")
 BASE64 = re.compile(r"(?<![\w+/=.-])[A-Za-z0-9+/_-]{20,}={0,2}(?![\w+=-])")
+PAIR = re.compile(r"(?<![\w:/.@-])[\w.+-]{1,60}:(?P<value>[^\s:/@\"'<>]{6,100})@(?!sha\d)(?=[\w.-])")
 PARAMETER = re.compile(
     r"(?i)[?&;](?:[\w-]{0,30}?(?:key|sig|signature|token|secret|auth"
     r"|passw(?:or)?d|pwd|session|sessionid|sid|jwt|credential|code|apikey))"
@@ -143,10 +144,12 @@ SEED = Words(
 LOGIN = Words(
     "-u ,-u=,--user,--proxy-user,login,log in,login as,log on,sign in,logon"
     ',user,machine,openssl,convertto,wifi:,pass,secret,token,"d",backup,recovery'
-    ",sshpass,mysql",
+    ",sshpass,mysql,identified",
     r"(?:(?<=\s)-u|--user|--proxy-user)[ =]['\"]?(?:(?=[A-Za-z]*\d)(?P<pair>[A-Za-z0-9_-]{20"
     r",}:[^\s'\"\\]{3,200})|[^\s:'\"]{1,64}:(?P<value>[^\s'\"\\]{3,200}))"
     r"|\b(?:login|user(?:name)?|machine)\s+\S{1,64}\s+(?:pass(?:word)?|pwd)\s+(?P<netrc>\S{4,200})"
+    r"|\b(?:login|user(?:name)?)\s+\S{1,64}?\s?[/,;]\s?(?:pass(?:word)?|pwd)\s+(?P<slash>(?=\S{0,79}\d)\S{4,80})"
+    r"|IDENTIFIED (?:WITH \S{1,40} )?BY (?:PASSWORD )?\\*['\"](?P<sql>[^\"'\n\\]{1,200})"
     r"|(?i:log|sign) ?(?:in|on) (?:as|with) [\w.@-]{1,40} ?[/:,] ?(?P<as>\S{4,80})"
     r"|openssl\b[^\n]{0,80}? (?:-k |-pass(?:in|out)? pass:)['\"]?(?P<openssl>[^\s'\"\\]{4,200})"
     r"|ConvertTo-SecureString\s+(?:-String\s+)?\\*['\"](?P<power>[^\"'\n\\]{4"
@@ -169,7 +172,7 @@ def spans(seen: Seen, again: Callable[[str], str]) -> Iterator[tuple[int, int]]:
         if DIGIT.search(word):
             yield from _in_word(text, start, word, again)
             yield from _behind_noun(text, small, start, word)
-        elif turns(word) >= 3:
+        elif _turns(word) >= 3:
             yield from ((start + match.start(), start + match.end()) for match in FORM.finditer(word))
     if "private" in small:
         yield from (match.span() for match in PEM.finditer(text))
@@ -202,7 +205,7 @@ def _behind_noun(text: str, small: str, start: int, word: str) -> Iterator[tuple
         place = start + match.start()
         before = small[max(0, place - 60) : place]
         is_named = any(noun in before for noun in NOUNS) and NAMED.search(text, max(0, place - 60), place)
-        if is_named and DIGIT.search(match[0]) and _is_drawn(match[0]):
+        if is_named and DIGIT.search(match[0]) and is_drawn(match[0]):
             yield place, place + len(match[0])
 
 
@@ -221,10 +224,16 @@ def _in_word(text: str, start: int, word: str, again: Callable[[str], str]) -> I
         yield start + match.start(), start + match.end()
     if "=" in word and ("?" in word or "&" in word or ";" in word):
         yield from ((start + match.start("value"), start + match.end("value")) for match in PARAMETER.finditer(word))
+    if "@" in word and ":" in word:
+        yield from (
+            (start + match.start("value"), start + match.end("value"))
+            for match in PAIR.finditer(word)
+            if is_drawn(match["value"])
+        )
     if len(word) >= 40:
         for match in AWS.finditer(word):
             is_key = MIXED.match(match[0]) and "/" not in match[0][:1] and not HEX.fullmatch(match[0])
-            if is_key and turns(match[0]) >= 7:  # too many for words, such as a path's
+            if is_key and _turns(match[0]) >= 7:  # too many for words, such as a path's
                 yield start + match.start(), start + match.end()
     if len(word) >= 20:
         for match in BASE64.finditer(word):
@@ -282,17 +291,17 @@ def _across(joined: str, text: str, pieces: list[tuple[int, int]]) -> Iterator[t
             yield pieces[0][0] + match.start(), stop
 
 
-def _is_drawn(word: str) -> bool:
+def is_drawn(word: str) -> bool:
     """Whether a word behind one for a key is such: drawn letters, a hash or an id, and no name, path or file."""
     return bool(HEX.fullmatch(word)) or bool(
         DIGIT.search(word)
         and LETTER.search(word)
         and not re.search(r"[a-z]{5,}.*[._/-].*[a-z]{5,}", word)
-        and turns(word) >= 4
+        and _turns(word) >= 4
     )
 
 
-def turns(word: str) -> int:
+def _turns(word: str) -> int:
     """How often letters and digits, or small and capital letters, follow each other in a word."""
     return len(re.findall(r"[a-z](?=[A-Z0-9])|[A-Z](?=[0-9])|[0-9](?=[A-Za-z])", word))
 

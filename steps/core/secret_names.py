@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from steps.core.secret_forms import turns
-
 MASK = "[masked]"
 # Names under which any value is a secret, and names under which it is one only if it looks random.
 SURE = (
@@ -34,13 +32,16 @@ CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 RANDOM = re.compile(r"(?=\D*\d)\S{8,}|\S{20,}")  # forms that words do not have
 PLAIN = re.compile(r"\d{4}-\d\d\b\S*|\w+://\S*|[~.]{0,2}/\S*")  # dates, addresses and paths are no random texts
 DRAWN = re.compile(r"(?=\D*\d)(?=[^A-Za-z]*[A-Za-z])[^\s\"'(){}]{6,200}")
+ALTERNATE = re.compile(r"(?<=[A-Za-z])\d|\d(?=[A-Za-z])")
 # Fields that name the value beside them, what stands behind the name there, and fields of the value.
 NAMES = frozenset("name key field label element selector variable header id type question".split())
 LABEL = re.compile(r"(?:\s\(.*|\s(?:field|input|box|textbox)\b\W*|[^\w\s]+|\s+)\Z", re.IGNORECASE | re.DOTALL)
 VALUES = frozenset("value default text content answer".split())
 WORDY = frozenset("text content answer".split())  # that may be prose
 SCHEMA_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
-SCHEMA = re.compile(r"\{\s*\\*[\"']type\\*[\"']\s*:\s*\\*[\"'](?:string|integer|number|boolean|array|object|null)\b")
+SCHEMA = re.compile(
+    rf"\{{(?:[^{{}}]|\{{[\d,]{{1,9}}\}}){{0,400}}?\\*[\"'](?:type\\*[\"']\s*:\s*\[?\s*\\*[\"'](?:{'|'.join(SCHEMA_TYPES)})\b|(?:anyOf|oneOf|allOf|enum|const|\$ref)\b)"
+)
 KEYWORDS = frozenset(
     "type description title format pattern required minLength maxLength minimum maximum minItems maxItems $ref $id".split()
 )
@@ -83,7 +84,7 @@ def is_secret(name: object, value: object, above: bool | None = None) -> bool:
 def inside(fields: Mapping[Any, Any], above: bool | None) -> Iterator[tuple[Any, Any, Any, bool | None]]:
     """The fields of an object as key, name, value and the secrecy above it. The name is the key, or what a field beside it
     says, as in {"name": "password", "value": "x"}."""
-    label, is_described = _label(fields), is_schema(fields)
+    label, is_described = _label(fields), above is not None and is_schema(fields)
     for key, item in fields.items():
         field = str(key).lower()
         is_value = label and field in VALUES and not (field in WORDY and isinstance(item, str) and item.count(" ") > 3)
@@ -92,15 +93,16 @@ def inside(fields: Mapping[Any, Any], above: bool | None) -> Iterator[tuple[Any,
 
 
 def _label(fields: Mapping[Any, Any]) -> str:
-    """The name of a secret that a field says; empty where none does."""
+    """The name of a secret that a field says, one of which any value is a secret first; empty where none does."""
+    label = ""
     for key, text in fields.items():
-        if isinstance(text, str) and str(key).lower() in NAMES:
-            text = text[-100:]
+        if isinstance(text, str) and len(text) <= 100 and str(key).lower() in NAMES:
             while text != (text := LABEL.sub("", text)):
                 pass
-            if names_secret(text) is not None:
+            if sure := names_secret(text):
                 return text
-    return ""
+            label = label or (text if sure is False else "")
+    return label
 
 
 def is_schema(value: Mapping[Any, Any]) -> bool:
@@ -119,7 +121,12 @@ def is_after(before: object, value: object) -> bool:
     if re.fullmatch(r"--?[A-Za-z][\w-]*", before):
         return is_secret(before.lstrip("-"), value)
     word = value.rpartition(" ")[2]
-    return is_secret(before, value) and DRAWN.fullmatch(word) is not None and turns(word) > 1
+    return is_secret(before, value) and is_listed(word)
+
+
+def is_listed(word: str) -> bool:
+    """Whether a word of a list that follows a secret's name is it, and not the next name: digits and letters alternate."""
+    return DRAWN.fullmatch(word) is not None and len(ALTERNATE.findall(word)) > 1
 
 
 def without_held(text: str) -> str:

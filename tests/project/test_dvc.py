@@ -35,17 +35,7 @@ RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").
 # Errors, lines and progress that a person sees, masked; and how a file is put in place.
 RUNNER |= {
     f"steps/core/{name}.py"
-    for name in (
-        "cores",
-        "errors",
-        "files",
-        "masking",
-        "progress",
-        "readable",
-        "secret_forms",
-        "secret_names",
-        "terminal",
-    )
+    for name in "cores errors files masking progress readable secret_forms secret_names terminal".split()
 }
 # How processes of this machine are started, ended, and kept from each other.
 RUNNER |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
