@@ -20,21 +20,17 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
+from steps.core.message_marks import AROUND, ENDS, WEIGHTS, marked
 from steps.policy.chat import Chat
 
 # Token ids [T], and 1 for each that is learnt, otherwise 0; 2 where a small policy learns it with a separate weight.
 LabelledTokens = tuple[list[int], list[int]]
-# Whether a turn is learnt: OpenAI's name, Mistral's and Together's; Axolotl's; …
-WEIGHTS = ("weight", "train", "training", "loss")
-PARTIAL = ("train_detail", "training_detail", "loss_mask", "weights")  # marks of a turn's parts
-ENDS = ("finish_reason", "stop_reason")  # how a turn ended
-ENDED = ("stop", "end_turn", "tool_calls", "tool_use", "function_call", "eos", "eos_token", "completed")
 READ = ("tools", "functions", "system", *WEIGHTS, *ENDS)  # of a line, beside its messages
 ABOUT = ("messages", "source", "id", "metadata")
 OF_MESSAGE = {
     *"role type content parts refusal reasoning reasoning_content thinking id lc kwargs data".split(),
     *"tool_calls toolCalls function_call tool_call_id additional_kwargs".split(),
-    *(*WEIGHTS, *ENDS),
+    *(*WEIGHTS, *ENDS, *AROUND),
 }
 
 
@@ -77,14 +73,13 @@ def parse(line: str) -> Demonstration:
         raise Unusable("it is no JSON") from None
     if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
-    if not is_learnt(value):
-        raise Unusable("it is marked as not to be learnt")
     if isinstance(system := value.get("system"), str) and system:
         given = [{"role": "system", "content": system}, *given]
-    messages = parts.with_names([message for each in given for message in read_message(each)])
-    turns = [message for message in messages if message["role"] == "assistant"]
-    if turns and (cut := cut_off(value)):
-        turns[-1]["finish_reason"] = cut
+    try:
+        read = [message for each in given for message in parts.messages_in(each, packed=False)]
+        messages = marked(parts.with_names(read), value)
+    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+        raise Unusable(str(problem) or "a message that cannot be read") from None
     refuse_unusable(messages)
     names = {(each.get("role"), each["name"]) for each in given if isinstance(each, dict) and each.get("name")}
     if any(count > 1 for role, count in Counter(role for role, _ in names).items() if role in ("user", "assistant")):
@@ -101,6 +96,13 @@ def refuse_unusable(messages: Sequence[Message]) -> None:
         raise Unusable("the assistant says nothing in it")
     if roles[0] == "assistant":
         raise Unusable("it begins with the assistant, so nobody asked")
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls", ())
+            if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
+                raise Unusable("a tool call has arguments that are no JSON object")
+            if not calls and not message["content"].strip():
+                raise Unusable("a turn of the assistant is empty")
     if ("assistant", "assistant") in pairwise(roles):
         raise Unusable("the assistant has two turns without anything in between")
     called: set[Any] = set()
@@ -129,42 +131,6 @@ def tools_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def is_tool(value: Any) -> bool:
     function = value.get("function") if isinstance(value, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def read_message(value: Any) -> list[Message]:
-    """A message as the environments have it, with its marks; several where results of tools stand in it."""
-    try:
-        if isinstance(value, dict) and isinstance(value.get("thinking"), str):
-            value = {"reasoning": value["thinking"], **value}
-        read = parts.messages_in(value, packed=False)
-    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
-        raise Unusable(str(problem) or "a message that cannot be read") from None
-    for message in read:
-        if message["role"] != "assistant":
-            continue
-        calls = message.get("tool_calls", ())
-        if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
-            raise Unusable("a tool call has arguments that are no JSON object")
-        if not calls and not message["content"].strip():
-            raise Unusable("a turn of the assistant is empty")
-        message |= {"weight": 0} if not is_learnt(value) else {}
-        message |= {"finish_reason": cut} if (cut := cut_off(value)) else {}
-    return read
-
-
-def is_learnt(value: Mapping[str, Any]) -> bool:
-    """Whether a turn or a line is to be learnt. Unusable for a weight that is neither 0 nor 1, and for marks of parts."""
-    marked = [name for name in PARTIAL if value.get(name) is not None]
-    given = [str(value[name]).lower() for name in WEIGHTS if value.get(name) is not None]
-    if marked or any(word not in ("0", "0.0", "false", "1", "1.0", "true") for word in given):
-        raise Unusable(f"a turn is learnt whole or not at all, and {(*marked, 'a weight')[0]} asks for a part of it")
-    return not any(word in ("0", "0.0", "false") for word in given)
-
-
-def cut_off(value: Mapping[str, Any]) -> str:
-    """Why a turn has no end that its model wrote; empty where it has."""
-    given = next((value[name] for name in ENDS if value.get(name) is not None), "stop")
-    return "" if str(given).lower() in ENDED else str(given)[:40]
 
 
 def _is_unread(message: Mapping[str, Any], name: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.base import Message
+from steps.core.message_marks import ENDS, WEIGHTS, marked
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "gpt": "assistant"}
 ROLES |= {"function": "tool"} | {role: role for role in ("system", "user", "assistant", "tool")}
@@ -35,10 +36,9 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
-    reasoning reasoning_content refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
-    arguments input output summary encrypted_content status annotations finish_reason response_metadata usage_metadata
-    example phase"""
-FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED))  # what a message may have, read or without words
+    reasoning reasoning_content thinking refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
+    arguments input output summary encrypted_content status annotations response_metadata usage_metadata example phase"""
+FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED, *WEIGHTS, *ENDS))  # what a message may have, read or without words
 BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages|content|parts|choices|lc)["']\s*:""")
 
 
@@ -129,7 +129,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         fields = {"role": fields[0], "content": fields[1]}  # LangChain's short form
     if not isinstance(fields, Mapping):
         raise ValueError(f"a message must be an object, not a {type(fields).__name__}")
-    fields = _plain(fields)
+    around, fields = fields, _plain(fields)
     role = role_of(fields)
     content = fields["parts"] if isinstance(fields.get("parts"), list) else fields.get("content")
     if content is None and isinstance(fields.get("refusal"), str):
@@ -141,7 +141,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
     if attached := next((name for name in ATTACHED if fields.get(name)), None):
         raise ValueError(f"a message with {attached}, which are no text")
     draft = _Draft(role)
-    for name in ("reasoning", "reasoning_content"):
+    for name in ("reasoning", "reasoning_content", "thinking"):
         draft.think(fields.get(name))
     more = fields.get("additional_kwargs")
     draft.think(more.get("reasoning_content") if isinstance(more, Mapping) else None)
@@ -149,7 +149,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         draft.take(part)
     for call in _calls(fields):
         draft.call(call)
-    return draft.done(fields, has_content=content not in (None, []))
+    return marked(draft.done(fields, has_content=content not in (None, [])), {**around, **fields})
 
 
 class _Draft:
@@ -326,8 +326,8 @@ def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 def unread(entries: Any) -> set[str]:
     """The fields of messages that no reader knows, where something is in them."""
     listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-    named = {str(name) for entry in listed for name, value in entry.items() if value not in (None, "", [], {}, False)}
-    return named - FIELDS
+    fields = (field for entry in listed for field in {**entry, **_plain(entry)}.items())
+    return {str(name) for name, value in fields if value is not False and value not in (None, "", [], {})} - FIELDS
 
 
 def first_of(fields: Mapping[str, Any], *names: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
+from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
     REASONING,
@@ -73,12 +74,16 @@ def answer_of(value: Any, packed: bool = False) -> list[Message]:
         raise ValueError(f"no answer but a {type(value).__name__}")
     if "role" in value or "lc" in value or kind_of(value) in ITEMS:
         return conversation_of([value], packed)
+    return marked(_answered(value, packed), value)
+
+
+def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
+    """The messages of a response, by the field that holds them."""
     name = next((name for name in ANSWERS if value.get(name) is not None), "")
     inner = value.get(name)
-    if name == "choices" and isinstance(inner, Sequence) and inner:
-        return answer_of(_choice(inner[0]), packed)
-    if name == "candidates" and isinstance(inner, Sequence) and inner:
-        return answer_of(inner[0].get("content"), packed)
+    if name in FURTHER and isinstance(inner, Sequence) and inner:
+        answer = _choice(inner[0]) if name == "choices" else inner[0].get("content")
+        return marked(answer_of(answer, packed), inner[0])
     if name == "generations":
         return _generated(inner, packed)
     if name in ("output", "message"):
@@ -213,7 +218,7 @@ def _joined(first: Message, second: Message) -> Message:
     both = [message["reasoning"] for message in (first, second) if message.get("reasoning")]
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     words = "\n".join(text for text in (first["content"], second["content"]) if text)
-    made: Message = {"role": "assistant", "content": words}
+    made: Message = {**first, **second, "role": "assistant", "content": words}
     return made | ({"tool_calls": calls} if calls else {}) | ({"reasoning": "\n".join(both)} if both else {})
 
 
@@ -264,10 +269,9 @@ def _generated(value: Any, packed: bool) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise ValueError("an answer that is empty")
     if isinstance(first := value[0], Mapping) and "role" not in first and "lc" not in first:
-        if isinstance(first.get("message"), Mapping):
-            return answer_of(first["message"], packed)
-        if isinstance(first.get("text"), str) and first.get("type", "text") in ("Generation", "ChatGeneration"):
-            return answer_of(first["text"], packed)
+        is_generation = "generation_info" in first or first.get("type") in ("Generation", "ChatGeneration")
+        if (is_generation and isinstance(first.get("text"), str)) or isinstance(first.get("message"), Mapping):
+            return marked(answer_of(first.get("message") or first["text"], packed), first)
         if all(isinstance(each, Mapping) and kind_of(each) in ("text", *ITEMS) for each in value) and "id" not in first:
             return conversation_of([{"role": "assistant", "content": value}], packed)
     return conversation_of(value, packed)

@@ -31,12 +31,13 @@ from addons.production.traces.records import (
     plain,
     unknown_fields,
 )
+from steps.core.message_marks import ENDS, WEIGHTS, marked
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
     output completion preferred_output non_preferred_output model temperature top_p max_tokens max_completion_tokens
     max_output_tokens seed tool_choice parallel_tool_calls usage object error status stop stream n user"""
-FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
+FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *WEIGHTS, *ENDS, *OWN_FIELDS.split()))  # what a row may have
 
 
 def read(lines: Iterable[str], name: str, scales: Scales | None = None) -> Iterator[Part]:
@@ -86,7 +87,7 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
     else:
         more = row.get("output") if body.get("input") else row.get("completion")
         messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
-    if all(message["role"] != "assistant" for message in messages):
+    if all(message["role"] != "assistant" for message in marked(messages, row)):
         raise ValueError("no answer of the assistant")
     metadata = mapping(row.get("metadata")) | mapping(body.get("metadata"))
     named = (row.get("conversation_id"), metadata.get("conversation_id"), row.get("id"), row.get("custom_id"))

@@ -218,11 +218,12 @@ def _branches(parts: Sequence[Conversation]) -> list[Conversation]:
 
 
 def _extended(first: Conversation, second: Conversation) -> Conversation:
-    """Two parts of one path. Messages that both have are those of the longer record, as a rule the one with reasoning."""
+    """Two parts of one path. Messages that both have hold what either says of them, such as reasoning or a mark."""
     shared = min(len(first.messages), len(second.messages))
     longer = max(first.messages, second.messages, key=len)
     pairs = zip(first.messages[:shared], second.messages[:shared], strict=True)
-    messages = (*(max(pair, key=lambda message: (len(message), _dumped(message))) for pair in pairs), *longer[shared:])
+    ordered = (sorted(pair, key=lambda message: (len(message), _dumped(message))) for pair in pairs)
+    messages = (*(lesser | fuller for lesser, fuller in ordered), *longer[shared:])
     times = [time for part in (first, second) for time in (part.started, part.ended) if time]
     return first.model_copy(
         update={

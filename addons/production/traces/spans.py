@@ -22,6 +22,7 @@ from addons.production.traces.messages import call_of, conversation_of, lost_in,
 from addons.production.traces.otlp import Event
 from addons.production.traces.records import mapping
 from environments.base import Message
+from steps.core.message_marks import marked
 from steps.core.message_parts import decoded, whole, with_names
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools
@@ -50,6 +51,7 @@ WHOLE = (
     ("traceloop.entity.input", "traceloop.entity.output"),
 )
 STEPS = ("chain", "span", "unknown", "workflow", "task")  # of a program, neither calls of a model nor agents
+REASONS = ("gen_ai.response.finish_reasons", "ai.response.finishReason", "ai.finishReason", "llm.finish_reason")
 REDACTED = "__REDACTED__"
 FIELDS = ("content", "role", "tool_calls", "id", "name")
 CARRIERS = re.compile(  # attributes that hold a part of what was said
@@ -100,6 +102,9 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
         messages = [*_system(fields), *messages]
     if any(message["content"] == REDACTED for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
+    for name in REASONS:
+        reasons = decoded(fields.get(name))
+        marked(messages, {"finish_reason": reasons[0] if isinstance(reasons, list) and reasons else reasons or None})
     return with_names(messages), _tools(fields, requests)
 
 
@@ -162,7 +167,7 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
         elif event.name == "gen_ai.choice" and not own.get("index"):
             message = whole(own.get("message")) or fields
             answer = dict(message) if isinstance(message, Mapping) else {"content": message}
-            given.append({"role": "assistant"} | answer)
+            given.append({"role": "assistant", "finish_reason": own.get("finish_reason")} | answer)
     return merged(conversation_of(given, packed=True)) if given else []
 
 

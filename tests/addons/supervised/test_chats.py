@@ -64,7 +64,7 @@ def bad_call(**function: Any) -> dict[str, Any]:
         (line(USER, TOLD, ANSWER), "a tool answers a call that nobody made"),
         (line(USER, ASKED, TOLD | {"tool_call_id": "call_2"}, ANSWER), "a tool answers a call that nobody made"),
         (line(USER, ANSWER | {"weight": 0}), "every turn of the assistant is marked as not to be learnt"),
-        (line(USER, ANSWER, train=False), "it is marked as not to be learnt"),
+        (line(USER, ANSWER, train=False), "every turn of the assistant is marked as not to be learnt"),
         (line(USER, ANSWER | {"weight": 0.5}), f"{WHOLE} a weight asks for a part of it"),
         (line(USER, ANSWER | {"train_detail": []}), f"{WHOLE} train_detail asks for a part of it"),
         (line(USER | {"name": "Ann"}, ANSWER, USER | {"name": "Bo"}), NAMES),
@@ -139,10 +139,14 @@ WRONG = {"role": "assistant", "content": "seven"}
         ({"finish_reason": "length"}, "seven6<|im_end|>"),
         ({"stop_reason": "max_tokens"}, "seven6<|im_end|>"),
         ({"stop_reason": "end_turn"}, "seven<|im_end|>6<|im_end|>"),
+        ({"finishReason": "MAX_TOKENS"}, "seven6<|im_end|>"),
+        ({"response_metadata": {"finish_reason": "length"}}, "seven6<|im_end|>"),
     ],
 )
 def test_marks_of_what_to_learn_are_read(chat: Chat, mark: dict[str, Any], expected: str) -> None:
-    assert learnt_in(chat, line(USER, WRONG | mark, USER, ANSWER)) == expected
+    wrapped = ({"type": "ai", "data": WRONG | mark}, {"lc": 1, "id": ["AIMessage"], "kwargs": WRONG | mark})
+    for turn in (WRONG | mark, *wrapped, {"from": "gpt", "value": "seven"} | mark):
+        assert learnt_in(chat, line(USER, turn, USER, ANSWER)) == expected
     assert learnt_in(chat, line(USER, WRONG, USER, ANSWER, finish_reason="length")) == "seven<|im_end|>6"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, spans
 from addons.production.traces.records import Conversation, PassedOver, Unreadable
+from steps.core.message_parts import unread
 
 Row = dict[str, Any]
 ASKED, SAID = {"role": "user", "content": "Is it dry?"}, {"role": "assistant", "content": "Yes."}
@@ -425,6 +426,60 @@ def test_calls_in_other_forms(fields: Row, arguments: Any) -> None:
     assert isinstance(made, Conversation), made
     function = {"name": "log", "arguments": arguments}
     assert made.messages[1]["tool_calls"] == [{"id": "t", "type": "function", "function": function}]
+
+
+def test_a_mark_that_a_turn_is_not_learnt_is_kept() -> None:
+    marks = ({"weight": 0}, {"train": False})
+    told = {"type": "ai", "data": {"content": "Yes.", "weight": 0}}
+    rows: list[Row] = [{"messages": [ASKED, turn]} for turn in (told, *(SAID | mark for mark in marks))]
+    for row in (*rows, *({"messages": [ASKED, SAID]} | mark for mark in marks)):
+        [made] = openai_jsonl.read([json.dumps(row)], "f")
+        assert isinstance(made, Conversation), made
+        assert made.messages == (ASKED, SAID | {"weight": 0})
+    [refused] = openai_jsonl.read([json.dumps({"messages": [ASKED, SAID | {"weight": 0.5}]})], "f")
+    assert "asks for a part of it" in refused.reason if isinstance(refused, Unreadable) else False
+    assert unread([{"mood": 0}, {"type": "ai", "data": {"tone": 1, "weight": 0}}]) == {"mood", "tone"}
+
+
+PARTS, OPEN = [{"text": "Yes."}], {"openinference.span.kind": "LLM", "input.value": "Is it dry?"}
+CUTS: dict[str, Row] = {  # a response, or the attributes of a span
+    "OpenAI": {"choices": [{"finish_reason": "length", "message": SAID}]},
+    "OpenAI's older completions": {"choices": [{"finish_reason": "length", "text": "Yes."}]},
+    "Anthropic": {**SAID, "type": "message", "stop_reason": "max_tokens"},
+    "Gemini": {"candidates": [{"finishReason": "MAX_TOKENS", "content": {"role": "model", "parts": PARTS}}]},
+    "Gemini's SDK": {"candidates": [{"finish_reason": "FinishReason.MAX_TOKENS", "content": {"parts": PARTS}}]},
+    "Bedrock": {"output": {"message": {"role": "assistant", "content": PARTS}}, "stopReason": "max_tokens"},
+    "Ollama": {"message": SAID, "done_reason": "length"},
+    "Responses": {"output": [{"type": "message", **SAID}], "status": "incomplete"},
+    "LangChain": {"generations": [[{"text": "Yes.", "generation_info": {"finish_reason": "length"}}]]},
+    "spans": {**FLAT, "gen_ai.completion.0.finish_reason": "length"},
+    "reasons of spans": {**FLAT, "gen_ai.response.finish_reasons": ["length"]},
+    "OpenTelemetry": {
+        "gen_ai.input.messages": json.dumps([ASKED]),
+        "gen_ai.output.messages": json.dumps([SAID | {"finish_reason": "length"}]),
+    },
+    "Vercel": {
+        "ai.prompt.messages": json.dumps([ASKED]),
+        "ai.response.text": "Yes.",
+        "ai.response.finishReason": "length",
+    },
+    "OpenInference": {**OPEN, "output.value": json.dumps({"message": SAID, "done_reason": "length"})},
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_an_answer_that_was_cut_off_is_marked(name: str) -> None:
+    def answer(written: str) -> Any:
+        fields = json.loads(written)
+        if any("." in each for each in fields):
+            return next(iter(read(json.dumps(request(fields)))))
+        row = {"request": {"messages": [ASKED]}, "response": fields}
+        return next(iter(openai_jsonl.read([json.dumps(row)], "f")))
+
+    written = json.dumps(CUTS[name])
+    assert answer(written).messages == (ASKED, SAID | {"finish_reason": "length"})
+    whole = re.sub("length|MAX_TOKENS|max_tokens|incomplete", "stop", written)
+    assert answer(whole).messages == (ASKED, SAID)
 
 
 @pytest.mark.parametrize(

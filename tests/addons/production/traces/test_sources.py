@@ -13,6 +13,7 @@ import environments
 from addons.production.ingest import described
 from addons.production.traces.build import Task
 from addons.production.traces.sources import Ingested, Source, ingest
+from addons.supervised import chats
 from steps.core.params import Scenarios
 from steps.data.ingested import read_rows
 
@@ -203,3 +204,16 @@ def test_fields_that_no_reader_knows_are_counted(night: Callable[..., Ingested])
     for kind, form in (("openai", dict), ("langfuse", in_langfuse), ("mlflow", in_mlflow)):
         done = night([form(chat("3") | {"messages": marked})], kind)
         assert done.passed_over == {"fields mood of messages, which no reader knows": 1}
+
+
+def test_marks_of_turns_reach_the_demonstrations(night: Callable[..., Ingested], tmp_path: Path) -> None:
+    """And stay where another record of the same conversation has none."""
+    asked, wrong = {"role": "user", "content": "How warm?"}, {"role": "assistant", "content": "Sorry?"}
+    messages = [asked, wrong | {"weight": 0}, asked, {"role": "assistant", "content": "17", "finish_reason": "length"}]
+    more = [*messages[:1], wrong, asked, {"role": "assistant", "content": "17"}, asked]
+    last = {"id": "a", "request": {"messages": more}, "response": {"message": {"role": "assistant", "content": "18"}}}
+    night([{"id": "a", "messages": messages}, last | {"feedback": {"score": 1}}])
+    [row] = read_rows(tmp_path / "out/demonstrations.jsonl")
+    marks = [(turn.get("weight"), turn.get("finish_reason")) for turn in row["messages"] if turn["role"] == "assistant"]
+    assert marks == [(0, None), (None, "length"), (None, None)]
+    assert chats.parse(json.dumps(row)).messages == row["messages"]
