@@ -20,12 +20,13 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
+from steps.core.message_lists import SYSTEM, with_system
 from steps.core.message_marks import AROUND, ENDS, WEIGHTS, marked
 from steps.policy.chat import Chat
 
 # Token ids [T], and 1 for each that is learnt, otherwise 0; 2 where a small policy learns it with a separate weight.
 LabelledTokens = tuple[list[int], list[int]]
-READ = ("tools", "functions", "system", *WEIGHTS, *ENDS)  # of a line, beside its messages
+READ = ("tools", "functions", *SYSTEM, *WEIGHTS, *ENDS)  # of a line, beside its messages
 ABOUT = ("messages", "source", "id", "metadata")
 OF_MESSAGE = {
     *"role type content parts refusal reasoning reasoning_content thinking id lc kwargs data".split(),
@@ -73,11 +74,9 @@ def parse(line: str) -> Demonstration:
         raise Unusable("it is no JSON") from None
     if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
-    if isinstance(system := value.get("system"), str) and system:
-        given = [{"role": "system", "content": system}, *given]
     try:
         read = [message for each in given for message in parts.messages_in(each, packed=False)]
-        messages = marked(parts.with_names(read), value)
+        messages = marked(with_system(parts.with_names(read), value), value)
     except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise Unusable(str(problem) or "a message that cannot be read") from None
     refuse_unusable(messages)

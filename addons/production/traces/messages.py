@@ -13,6 +13,7 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
+from steps.core.message_lists import with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
@@ -27,7 +28,6 @@ from steps.core.message_parts import (
     writable,
 )
 
-SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
 GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
 TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
 ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
@@ -227,17 +227,7 @@ def _asked(request: Mapping[str, Any], packed: bool) -> list[Message]:
     config = request.get("config")
     fields = {**config, **request} if isinstance(config, Mapping) else request
     given = next(fields[name] for name in GIVEN if fields.get(name) is not None)
-    messages, system = conversation_of(given, packed), system_of(fields, packed)
-    return messages if messages[: len(system)] == system else [*system, *messages]
-
-
-def system_of(request: Mapping[str, Any], packed: bool = False) -> list[Message]:
-    """The system's words that stand beside the messages of a request."""
-    value = next((request[name] for name in SYSTEM if request.get(name)), None)
-    if value is None:
-        return []
-    is_message = isinstance(value, Mapping) and ("parts" in value or "content" in value)
-    return messages_in({**(value if is_message else {"content": value}), "role": "system"}, packed)
+    return with_system(conversation_of(given, packed), fields, packed=packed)
 
 
 def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from addons.production.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, left_out
+from addons.production.traces.messages import GIVEN, TOOLS, answer_of, call_of, left_out
 from addons.production.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
 from addons.production.traces.records import (
     Conversation,
@@ -31,6 +31,7 @@ from addons.production.traces.records import (
     plain,
     unknown_fields,
 )
+from steps.core.message_lists import SYSTEM
 from steps.core.message_marks import ENDS, WEIGHTS, marked
 
 PRODUCER = "openai"

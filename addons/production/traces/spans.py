@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
+from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, tools_of
 from addons.production.traces.otlp import Event
 from addons.production.traces.records import mapping
 from environments.base import Message
+from steps.core.message_lists import with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import decoded, whole, with_names
 
@@ -98,8 +99,9 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 requests.append(request)
                 messages = call_of(request, fields[answered], packed=True)[0]
                 break
-    if messages and all(message["role"] != "system" for message in messages):
-        messages = [*_system(fields), *messages]
+    if messages:
+        beside = (decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value"))
+        messages = with_system(messages, {"system": whole(fields.get("gen_ai.system_instructions"))}, *beside)
     if any(message["content"] == REDACTED for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
     for name in REASONS:
@@ -244,13 +246,6 @@ def _tools(fields: Mapping[str, Any], requests: Sequence[Any]) -> tuple[dict[str
         if isinstance(body := decoded(request), Mapping):
             given += [body.get(name) for name in ("tools", "functions", "function_tools", "toolConfig")]
     return next((tools for value in given if value and (tools := tools_of(value))), ())
-
-
-def _system(fields: Mapping[str, Any]) -> list[Message]:
-    """The system's words that stand beside the messages."""
-    requests = [{"system": whole(fields.get("gen_ai.system_instructions"))}]
-    requests += [decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value")]
-    return next((system for each in requests if isinstance(each, Mapping) and (system := system_of(each))), [])
 
 
 def _entries(fields: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:

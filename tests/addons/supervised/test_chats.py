@@ -163,6 +163,17 @@ def test_a_field_that_nothing_reads_is_named() -> None:
     )
 
 
+def test_all_words_of_the_system_are_read_once() -> None:
+    blocks = [{"type": "text", "text": "Welsh only."}]
+    welsh, curt = ({"role": "system", "content": text} for text in ("Welsh only.", "No more."))
+    for value in (blocks, {"parts": [{"text": "Welsh only."}]}, "Welsh only."):
+        read = chats.parse(line(USER, ANSWER, system=value, instructions="No more."))
+        assert (read.messages, read.ignored) == ([welsh, curt, USER, ANSWER], ())
+        assert chats.parse(line(welsh, USER, ANSWER, system=value)).messages == [welsh, USER, ANSWER]
+    with pytest.raises(chats.Unusable):
+        chats.parse(line(USER, ANSWER, system={"language": "Welsh"}))
+
+
 def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
     """A text may hold letters that end a line elsewhere; a mark at the front and \\r\\n change nothing."""
     said = [f"2 × 3,{letter}or more?" for letter in "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"]

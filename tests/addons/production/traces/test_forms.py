@@ -289,6 +289,23 @@ def test_a_step_of_a_program_is_no_conversation(asked: str, answered: str) -> No
     assert "who said it" in made.what
 
 
+@pytest.mark.parametrize("words", [["Be brief."], ["Be brief.", "The sun is up."], ["The sun is up."]])
+def test_all_words_of_the_system_are_read(words: list[str]) -> None:
+    """Those that a message says too, once."""
+    asked = [{"role": "system", "content": "The sun is up."}, ASKED]
+    fields = {
+        "gen_ai.input.messages": json.dumps(asked),
+        "gen_ai.output.messages": json.dumps([SAID]),
+        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": words[0]}]),
+        "llm.invocation_parameters": json.dumps({"system": words[-1]}),
+    }
+    row = {"messages": [*asked, SAID], "system": words[0], "instructions": words[-1]}
+    said = [SYSTEM, *asked, SAID] if "Be brief." in words else [*asked, SAID]
+    for made in (*read(json.dumps(request(fields))), *openai_jsonl.read([json.dumps(row)], "f")):
+        assert isinstance(made, Conversation), made
+        assert list(made.messages) == said
+
+
 DECLARED = {"name": "is_dry", "description": "Dry?", "parameters": SCHEMA}
 IN_ANTHROPIC = {"name": "is_dry", "description": "Dry?", "input_schema": SCHEMA}
 BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after the system's words and the question
