@@ -33,6 +33,8 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
     "toolResult": "tool_result",
     "reasoningContent": "reasoning",
 }
+BESIDE_BARE = {"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata", *BARE}
+OF_PART = {*"text thinking signature cache_control citations response result output is_error caller".split(), *BARE}
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
@@ -83,12 +85,13 @@ def unpacked(content: Any, role: str) -> Any:
     kinds = [kind_of(part) if isinstance(part, Mapping) else "" for part in parts]
     if role == "tool":  # whose words often are JSON
         return made if isinstance(made, list) and kinds and all(kind in KINDS for kind in kinds) else content
-    is_typed = kinds and all(kinds) and (isinstance(made, list) or kinds[0] in KINDS)
-    return made if is_typed else content
+    if isinstance(made, Mapping):  # a model's own JSON may have a field "text", beside others
+        return made if kinds[0] in KINDS and made.keys() <= FIELDS | OF_PART else content
+    return made if kinds and all(kinds) else content
 
 
 def kind_of(part: Any) -> str:
-    """The kind of a part; empty where it names none."""
+    """The kind of a part; empty where it names none, and where one without a type has other fields than parts have."""
     if isinstance(part, str):
         return "text"
     if not isinstance(part, Mapping):
@@ -97,7 +100,8 @@ def kind_of(part: Any) -> str:
         return kind.replace("-", "_")
     if part.get("thought") is True:
         return "reasoning"
-    return next((kind for name, kind in BARE.items() if name in part), "")
+    is_bare = {name for name, value in part.items() if value is not None} <= BESIDE_BARE
+    return next((kind for name, kind in BARE.items() if is_bare and part.get(name) is not None), "")
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
@@ -147,8 +151,8 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
     draft.think(more.get("reasoning_content") if isinstance(more, Mapping) else None)
     for part in [content] if isinstance(content, (str, Mapping)) else content or ():
         draft.take(part)
-    for call in _calls(fields):
-        draft.call(call)
+    # Producers write a call as a part and in a field of the message: it is the same.
+    draft.calls += [call for call in _calls(fields) if not call.get("id") or call not in draft.calls]
     return marked(draft.done(fields, has_content=content not in (None, [])), {**around, **fields})
 
 
@@ -165,11 +169,6 @@ class _Draft:
         if isinstance(text, str) and text and text not in self.reasoning:
             self.reasoning.append(text)
 
-    def call(self, call: dict[str, Any]) -> None:
-        """Producers write a call as a part and in a field of the message: it is one."""
-        if not any(same_call(call, other) for other in self.calls):
-            self.calls.append(call)
-
     def take(self, part: Any) -> None:
         kind = kind_of(part)
         if kind in TEXTS:
@@ -178,7 +177,8 @@ class _Draft:
             self.think(thought_in(part))
         elif kind in CALLS:
             inner = _inner(part, "functionCall", "function_call", "toolUse")
-            self.call(call_of(first_of(inner, *NAMES_OF_CALLS), first_of(inner, "name", "toolName"), _arguments(inner)))
+            name = first_of(inner, "name", "toolName")
+            self.calls.append(call_of(first_of(inner, *NAMES_OF_CALLS), name, _arguments(inner)))
         elif kind in RESULTS:
             self.flush()
             self.made.append(result_in(part))
@@ -212,12 +212,6 @@ class _Draft:
         if self.role == "user" and not self.texts and not has_content:
             raise ValueError("a message of the user without words")
         return [writable(message)]
-
-
-def same_call(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if call.get("id") or other.get("id"):
-        return bool(call.get("id") == other.get("id"))
-    return False  # two calls without ids may be the same words twice
 
 
 def writable(value: Any) -> Any:
@@ -315,7 +309,7 @@ def _calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(entry: Mapping[str, Any]) -> Any:
-    value = first_of(entry, "arguments", "args", "input")
+    value = first_of(entry, "arguments", "args", "partial_json", "input")  # LangChain streams parts with partial_json
     return {} if value is None else value
 
 

@@ -17,6 +17,7 @@ from steps.core.message_lists import with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
+    FIELDS,
     REASONING,
     RESULTS,
     decoded,
@@ -33,6 +34,7 @@ TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
 ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
 SAID = ("content", "parts", "tool_calls", "toolCalls", "function_call", "reasoning", "reasoning_content", "refusal")
 SCHEMAS = ("input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema", "json_schema")
+ABOUT = {*"metadata model usage object created created_at stop_sequence".split()}  # beside an answer that is a text
 FURTHER = ("choices", "candidates")  # lists of answers, of which the first counts
 NOT_SAID = ("arguments", "args", "parameters", "metadata", *SCHEMAS)  # of a document: data of others
 ITEMS = (*CALLS, *RESULTS, *REASONING)  # of OpenAI's Responses, which are no messages
@@ -81,6 +83,9 @@ def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
     """The messages of a response, by the field that holds them."""
     name = next((name for name in ANSWERS if value.get(name) is not None), "")
     inner = value.get(name)
+    unknown = ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
+    if isinstance(inner if name else value.get("content"), str) and value.keys() - FIELDS - ABOUT:
+        raise unknown  # the model may have written all of the object
     if name in FURTHER and isinstance(inner, Sequence) and inner:
         answer = _choice(inner[0]) if name == "choices" else inner[0].get("content")
         return marked(answer_of(answer, packed), inner[0])
@@ -92,12 +97,12 @@ def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
         return conversation_of(inner, packed)
     if value.keys() & set(SAID):
         return conversation_of([{**value, "role": "assistant"}], packed)
-    raise ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
+    raise unknown
 
 
 def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """(the messages of a call up to the model's answer, the tools) of what was sent and what came back."""
-    request, response = whole(request), whole(response)
+    request = whole(request)
     if isinstance(request, Mapping) and (request.get("previous_response_id") or request.get("conversation")):
         raise ValueError("it goes on from an earlier response, which is not in its request")
     given = conversation_of(request, packed) if request not in (None, "", [], {}) else []

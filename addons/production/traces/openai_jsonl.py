@@ -87,7 +87,7 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         feedback.append(Feedback(correction=correction_of(row["preferred_output"])))
     else:
         more = row.get("output") if body.get("input") else row.get("completion")
-        messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
+        messages, tools = call_of(body, answer or more)
     if all(message["role"] != "assistant" for message in marked(messages, row)):
         raise ValueError("no answer of the assistant")
     metadata = mapping(row.get("metadata")) | mapping(body.get("metadata"))

@@ -429,6 +429,47 @@ def test_a_message_that_is_more_than_text_is_refused(message: Row, reason: str) 
     assert reason in made.reason
 
 
+OWN = '{"text": "Guten Tag", "language": "de"}'  # JSON that a person or a model wrote
+
+
+def test_json_that_was_said_is_no_part() -> None:
+    numbered = {"gen_ai.prompt.0.content": OWN, "gen_ai.completion.0.content": OWN}
+    openinference = {f"llm.{side}_messages.0.message.content": OWN for side in ("input", "output")}
+    roles = {"llm.input_messages.0.message.role": "user", "llm.output_messages.0.message.role": "assistant"}
+    observation = {"id": "o", "traceId": "t", "type": "GENERATION", "input": [{"role": "user", "content": OWN}]}
+    row = {"prompt": [{"role": "user", "content": OWN}], "completion": OWN}
+    for made in (
+        *read(json.dumps(request(numbered))),
+        *read(json.dumps(request(openinference | roles))),
+        *langfuse_traces.read([observation | {"output": {"role": "assistant", "content": OWN}}], "f"),
+        *openai_jsonl.read([json.dumps(row)], "f"),
+    ):
+        assert isinstance(made, Conversation), made
+        assert [message["content"] for message in made.messages] == [OWN, OWN]
+    for answer in ('{"message": "Hello", "intent": "greet"}', {"content": "Hello", "intent": "greet"}, OWN):
+        [refused] = langfuse_traces.read([observation | {"output": answer}], "f")
+        assert isinstance(refused, Unreadable), refused
+        assert "in no form that is known here" in refused.reason
+
+
+def test_two_calls_with_one_id_are_two_calls() -> None:
+    """And one in a part and a field is one."""
+
+    def calls(parts: list[Any], fields: list[Any]) -> list[Any]:
+        messages = [ASKED, {"role": "assistant", "content": parts, "tool_calls": fields}]
+        [made] = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+        assert isinstance(made, Conversation), made
+        return [call["function"]["arguments"] for call in made.messages[1]["tool_calls"]]
+
+    part = {"type": "tool_use", "id": "c", "name": "is_dry", "input": {"bed": 4}}
+    first, second = ({"id": "c", "function": {"name": "is_dry", "arguments": {"bed": bed}}} for bed in (4, 5))
+    assert calls([], [first, second]) == [{"bed": 4}, {"bed": 5}]
+    assert calls([part, part | {"input": {}}], []) == [{"bed": 4}, {}]
+    assert calls([part], [first]) == [{"bed": 4}]
+    assert calls([part | {"input": {}, "partial_json": '{"bed": 4}'}], [first]) == [{"bed": 4}]
+    assert calls([part], [second]) == [{"bed": 4}, {"bed": 5}]
+
+
 @pytest.mark.parametrize(
     ("fields", "arguments"),
     [
