@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
@@ -36,6 +36,11 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
 BESIDE_BARE = {"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata", *BARE}
 OF_PART = {*"text thinking signature cache_control citations response result output is_error caller".split(), *BARE}
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
+SPOKEN = re.compile(  # fields in which something is said that no reader here knows
+    r"(chat_?)?history|contexts?|query|questions?|instructions?|documents|passages|answers?|chosen|rejected"
+    r"|tool_?(invocation|result|output)s?",
+    re.IGNORECASE,
+)
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
     reasoning reasoning_content thinking refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
@@ -144,6 +149,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         raise ValueError(f"content that is no text but a {type(content).__name__}")
     if attached := next((name for name in ATTACHED if fields.get(name)), None):
         raise ValueError(f"a message with {attached}, which are no text")
+    refuse_unread_words(fields, "a message")
     draft = _Draft(role)
     for name in ("reasoning", "reasoning_content", "thinking"):
         draft.think(fields.get(name))
@@ -322,6 +328,15 @@ def unread(entries: Any) -> set[str]:
     listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     fields = (field for entry in listed for field in {**entry, **_plain(entry)}.items())
     return {str(name) for name, value in fields if value is not False and value not in (None, "", [], {})} - FIELDS
+
+
+def refuse_unread_words(fields: Mapping[str, Any], owner: str, read: Sequence[str] = ()) -> None:
+    """ValueError where a field holds a part of what was said, and is none of those that are read."""
+    names = (name for name, value in fields.items() if SPOKEN.fullmatch(str(name)) and value and name not in read)
+    if name := next(names, None):
+        raise ValueError(
+            f"{owner} with {name}, which nothing reads: put what it says into the messages, or take it out"
+        )
 
 
 def first_of(fields: Mapping[str, Any], *names: str) -> Any:

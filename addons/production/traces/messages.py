@@ -13,7 +13,7 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
-from steps.core.message_lists import with_system
+from steps.core.message_lists import SYSTEM, with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
@@ -23,6 +23,7 @@ from steps.core.message_parts import (
     decoded,
     kind_of,
     messages_in,
+    refuse_unread_words,
     unread,
     whole,
     with_names,
@@ -232,6 +233,7 @@ def _asked(request: Mapping[str, Any], packed: bool) -> list[Message]:
     config = request.get("config")
     fields = {**config, **request} if isinstance(config, Mapping) else request
     given = next(fields[name] for name in GIVEN if fields.get(name) is not None)
+    refuse_unread_words(fields, "a request", SYSTEM)
     return with_system(conversation_of(given, packed), fields, packed=packed)
 
 

@@ -4,6 +4,7 @@
     {"request": {"messages": [...]}, "response": {"choices": [...]}}  logged calls, of any dialect
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}     preferences
     {"run_type": "llm", "inputs": {...}, "outputs": {...}}           runs of LangSmith
+    {"instruction": ..., "input": ..., "output": ...}                Alpaca's, with earlier turns in `history`
 
 Beside these a row may have `id`, `conversation_id`, `created`, `metadata`, `consent` and `feedback` (an object or a list
 with score, label, comment, correction and response_id), as POST /feedback takes it.
@@ -33,6 +34,7 @@ from addons.production.traces.records import (
 )
 from steps.core.message_lists import SYSTEM
 from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.message_parts import refuse_unread_words
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
@@ -55,6 +57,8 @@ def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
     if row.get("run_type") not in (None, "llm"):
         yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
         return
+    row = _of_alpaca(row) if "instruction" in row and "output" in row and "messages" not in row else row
+    refuse_unread_words(row, "a row", SYSTEM)
     yield conversation(row, scales)
     if row.get("feedback_stats"):
         yield PassedOver("feedback_stats of runs, which are means and nobody's word")
@@ -107,6 +111,17 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         responses={hashed(answered): place} if answered else {},
         metadata=plain(metadata),
     )
+
+
+def _of_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of Alpaca's form as one with messages."""
+    asked = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    turns = [*(row.get("history") or ()), (asked, row["output"])]
+    roles = ("user", "assistant")
+    messages = [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
+    return {k: v for k, v in row.items() if k not in ("instruction", "input", "output", "history")} | {
+        "messages": messages
+    }
 
 
 def _of_langsmith(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -384,6 +384,21 @@ BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after t
         [SAID],
     ),
     "prompts and completions": ({"prompt": [SYSTEM, ASKED], "completion": [SAID], "tools": [TOOL]}, [SAID]),
+    "prompts and completions that are texts": (
+        {"system": "Be brief.", "prompt": "Is it dry?", "completion": "Yes.", "tools": [TOOL]},
+        [SAID],
+    ),
+    "Alpaca": (
+        {
+            "system": "Be brief.",
+            "history": [["Is it dry?", "Yes."]],
+            "instruction": "Translate",
+            "input": "Dry",
+            "output": "Sych",
+            "tools": [TOOL],
+        },
+        [SAID, {"role": "user", "content": "Translate\nDry"}, {"role": "assistant", "content": "Sych"}],
+    ),
     "ShareGPT": (
         {
             "conversations": [
@@ -405,6 +420,24 @@ def test_bodies_of_other_dialects(name: str) -> None:
     assert isinstance(made, Conversation), made
     assert list(made.messages) == [SYSTEM, ASKED, *expected]
     assert list(made.tools) == [TOOL]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASKED, SAID], "history": [["a", "b"]]},
+        {"request": {"messages": [ASKED]}, "response": {"message": SAID}, "context": "The sun is up."},
+        {"request": {"messages": [ASKED], "documents": ["The sun is up."]}, "response": {"message": SAID}},
+        {"messages": [ASKED, SAID | {"toolInvocations": [{"toolName": "is_dry", "result": 1}]}]},
+        {"instruction": "Translate", "messages": [ASKED, SAID]},
+    ],
+)
+def test_words_that_no_reader_knows_are_refused_by_their_field(row: Row) -> None:
+    [refused] = openai_jsonl.read([json.dumps(row)], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert re.search(
+        "with (history|context|documents|toolInvocations|instruction), which nothing reads", refused.reason
+    )
 
 
 @pytest.mark.parametrize(
