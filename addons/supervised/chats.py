@@ -22,6 +22,7 @@ from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.message_lists import SYSTEM, with_system
 from steps.core.message_marks import AROUND, ENDS, WEIGHTS, marked
+from steps.core.outside_json import DECODER
 from steps.policy.chat import Chat
 
 # Token ids [T], and 1 for each that is learnt, otherwise 0; 2 where a small policy learns it with a separate weight.
@@ -69,9 +70,11 @@ def read_demonstrations(path: Path) -> tuple[list[Demonstration], dict[str, list
 def parse(line: str) -> Demonstration:
     """A line as a demonstration, with calls whose arguments are objects, as tasks have them. Unusable says why not."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = DECODER.decode(line)
+    except (json.JSONDecodeError, RecursionError):
         raise Unusable("it is no JSON") from None
+    except ValueError as problem:
+        raise Unusable(str(problem)) from None
     if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from environments.base import Message
 from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.outside_json import DECODER
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "gpt": "assistant"}
 ROLES |= {"function": "tool"} | {role: role for role in ("system", "user", "assistant", "tool")}
@@ -50,11 +51,11 @@ BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages
 
 
 def decoded(value: Any) -> Any:
-    """The value of a JSON text that holds a list or an object; anything else as it is."""
+    """The value of a JSON text that holds a list or an object; anything else, and what has no value there, as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
+        return DECODER.decode(value)
     except ValueError:
         return value
 
@@ -72,7 +73,7 @@ def is_cut_off(text: str) -> bool:
     if not BEGUN.match(text):
         return False
     try:
-        json.JSONDecoder().raw_decode(text.lstrip())
+        DECODER.raw_decode(text.lstrip())
     except ValueError:
         return True
     return False
@@ -221,13 +222,14 @@ class _Draft:
 
 
 def writable(value: Any) -> Any:
-    """The value itself. ValueError for a text that no file in UTF-8 can hold."""
+    """The value itself. ValueError for what no file with JSON in UTF-8 can hold."""
     is_flat = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    text = "".join(value.values()) if is_flat else json.dumps(value, ensure_ascii=False)
     try:
-        text.encode("utf-8")
+        ("".join(value.values()) if is_flat else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("half a character in a text (a lone surrogate), which cannot be written") from None
+    except ValueError:
+        raise ValueError("a number that is infinite or none, which cannot be written") from None
     return value
 
 

@@ -35,6 +35,7 @@ from addons.production.traces.records import (
 from steps.core.message_lists import SYSTEM
 from steps.core.message_marks import ENDS, WEIGHTS, marked
 from steps.core.message_parts import refuse_unread_words
+from steps.core.outside_json import DECODER
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
@@ -51,7 +52,7 @@ def read(lines: Iterable[str], name: str, scales: Scales | None = None) -> Itera
 
 
 def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
-    row = json.loads(line)
+    row = DECODER.decode(line)
     if not isinstance(row, dict):
         raise ValueError(f"a row must be an object, not a {type(row).__name__}")
     if row.get("run_type") not in (None, "llm"):

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
 from steps.core.errors import UserError
+from steps.core.outside_json import DECODER
 
 FAULTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # of what is not in its producer's form
 T = TypeVar("T")
@@ -107,9 +108,9 @@ def reason(problem: Exception) -> str:
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a JSON text; None for what is none, or nested too deeply."""
+    """The value of a JSON text; None for what is none or has no value here, or is nested too deeply."""
     try:
-        return json.loads(text)
+        return DECODER.decode(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         return None
 

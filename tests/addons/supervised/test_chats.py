@@ -49,6 +49,10 @@ def bad_call(**function: Any) -> dict[str, Any]:
     [
         ("{", "it is no JSON"),
         ("[" * 100_000, "it is no JSON"),
+        ('{"n": NaN}', "it holds NaN, which is no JSON"),
+        ('{"n": 1e400}', "it holds a number that is too large"),
+        ('{"n": 1, "n": 2}', "it holds an object with a field twice, of which readers take one or the other"),
+        (line(USER, bad_call(name="a", arguments='{"b": 1e400}')), "a tool call has arguments that are no JSON object"),
         ("[]", "it has no list of messages"),
         ('{"messages": 3}', "it has no list of messages"),
         (line(), "the assistant says nothing in it"),

@@ -422,6 +422,29 @@ def test_bodies_of_other_dialects(name: str) -> None:
     assert list(made.tools) == [TOOL]
 
 
+@pytest.mark.parametrize("written", ["1e400", "NaN", '1, "bed": 2'])
+def test_json_that_readers_take_differently_is_not_read(written: str) -> None:
+    """Of a call's arguments it stays a text."""
+    arguments = f'{{"bed": {written}}}'
+    call = {"id": "t", "type": "function", "function": {"name": "log", "arguments": arguments}}
+    row = json.dumps({"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]})
+    [made] = openai_jsonl.read([row], "f")
+    assert isinstance(made, Conversation), made
+    assert made.messages[1]["tool_calls"] == [call]
+    [refused] = openai_jsonl.read(openai_jsonl.rows(f"[{row[:-1]}, {arguments[1:]}]"), "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "it holds" in refused.reason
+    [refused] = langfuse_traces.read([{"id": "o", "input": f"[{json.dumps(ASKED)}, {arguments}]", "output": SAID}], "f")
+    assert isinstance(refused, Unreadable), refused
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    said = SAID | {"tool_calls": [{"function": {"name": "log", "arguments": {"bed": float("inf")}}}]}
+    [refused] = langfuse_traces.read([{"id": "o", "input": [ASKED], "output": said}], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "a number that is infinite" in refused.reason
+
+
 @pytest.mark.parametrize(
     "row",
     [
