@@ -20,7 +20,7 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
-from steps.core.message_lists import SYSTEM, with_system
+from steps.core.message_lists import SYSTEM, refuse_several_speakers, with_system
 from steps.core.message_marks import AROUND, ENDS, WEIGHTS, marked
 from steps.core.outside_json import DECODER
 from steps.policy.chat import Chat
@@ -79,13 +79,11 @@ def parse(line: str) -> Demonstration:
         raise Unusable("it has no list of messages")
     try:
         read = [message for each in given for message in parts.messages_in(each, packed=False)]
+        refuse_several_speakers(given)
         messages = marked(with_system(parts.with_names(read), value), value)
     except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise Unusable(str(problem) or "a message that cannot be read") from None
     refuse_unusable(messages)
-    names = {(each.get("role"), each["name"]) for each in given if isinstance(each, dict) and each.get("name")}
-    if any(count > 1 for role, count in Counter(role for role, _ in names).items() if role in ("user", "assistant")):
-        raise Unusable("several people speak in one role, and a chat template does not show their names")
     unread = {f"messages.{name}" for each in given if isinstance(each, dict) for name in each if _is_unread(each, name)}
     unread |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
     return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(unread)))
@@ -126,13 +124,18 @@ def tools_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if tools is None and isinstance(older := value.get("functions"), list):
         tools = [{"type": "function", "function": function} for function in older]
     if tools is not None and not (isinstance(tools, list) and all(map(is_tool, tools))):
-        raise Unusable("its tools are no list of OpenAI's function schemas")
-    return tools
+        raise Unusable("its tools are no list of OpenAI's function schemas, whose parameters are an object")
+    try:
+        return parts.writable(tools)
+    except ValueError as problem:
+        raise Unusable(f"its tools hold {problem}") from None
 
 
 def is_tool(value: Any) -> bool:
     function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("parameters") or {}, dict)
 
 
 def _is_unread(message: Mapping[str, Any], name: str) -> bool:

@@ -1,4 +1,5 @@
-"""What stands beside a list of messages in a producer's fields and belongs among them: the system's words."""
+"""What a list of messages says as a whole: the system's words that stand beside it, who speaks in it, and which of its
+fields nothing reads."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
-from steps.core.message_parts import messages_in
+from steps.core.message_parts import FIELDS, ROLES, messages_in, unwrapped
 
 SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
 
@@ -26,3 +27,25 @@ def with_system(messages: Sequence[Message], *beside: Any, packed: bool = False)
             texts.add(text)
             made.append(message)
     return [*made, *messages]
+
+
+def speakers(entries: Sequence[Any]) -> set[tuple[str, str]]:
+    """(role, name) of the messages of users and assistants that name who speaks."""
+    listed = [unwrapped(entry) for entry in entries if isinstance(entry, Mapping)]
+    named = ((ROLES.get(str(each.get("role") or each.get("type")).lower()), each.get("name")) for each in listed)
+    return {(role, str(name)) for role, name in named if role in ("user", "assistant") and name}
+
+
+def refuse_several_speakers(entries: Sequence[Any]) -> None:
+    """ValueError where names tell speakers of one role apart, who would become the same."""
+    roles = [role for role, _ in speakers(entries)]
+    if len(set(roles)) < len(roles):
+        raise ValueError("several people speak in one role, and a chat template does not show their names")
+
+
+def unread(entries: Any) -> set[str]:
+    """The fields of messages that no reader knows, where something is in them."""
+    listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    fields = (field for entry in listed for field in {**entry, **unwrapped(entry)}.items())
+    names = {str(name) for name, value in fields if value is not False and value not in (None, "", [], {})}
+    return (names - FIELDS) | ({"name"} if speakers(listed) else set())

@@ -139,7 +139,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         fields = {"role": fields[0], "content": fields[1]}  # LangChain's short form
     if not isinstance(fields, Mapping):
         raise ValueError(f"a message must be an object, not a {type(fields).__name__}")
-    around, fields = fields, _plain(fields)
+    around, fields = fields, unwrapped(fields)
     role = role_of(fields)
     content = fields["parts"] if isinstance(fields.get("parts"), list) else fields.get("content")
     if content is None and isinstance(fields.get("refusal"), str):
@@ -286,7 +286,7 @@ def call_of(name_of_call: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return ({"id": str(name_of_call)} if name_of_call else {}) | made
 
 
-def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrapped(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message without what LangChain wraps around it, by the names that are usual."""
     if "from" in fields and "value" in fields and "role" not in fields:  # ShareGPT's
         return {"role": fields["from"], "content": fields["value"]}
@@ -323,13 +323,6 @@ def _arguments(entry: Mapping[str, Any]) -> Any:
 
 def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return next((part[name] for name in names if isinstance(part.get(name), Mapping)), part)
-
-
-def unread(entries: Any) -> set[str]:
-    """The fields of messages that no reader knows, where something is in them."""
-    listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-    fields = (field for entry in listed for field in {**entry, **_plain(entry)}.items())
-    return {str(name) for name, value in fields if value is not False and value not in (None, "", [], {})} - FIELDS
 
 
 def refuse_unread_words(fields: Mapping[str, Any], owner: str, read: Sequence[str] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
-from steps.core.message_lists import SYSTEM, with_system
+from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
@@ -24,7 +24,6 @@ from steps.core.message_parts import (
     kind_of,
     messages_in,
     refuse_unread_words,
-    unread,
     whole,
     with_names,
     writable,
@@ -61,6 +60,7 @@ def conversation_of(value: Any, packed: bool = False) -> list[Message]:
         raise ValueError(f"no messages but a {type(value).__name__}")
     if len(value) == 1 and isinstance(value[0], list) and not all(isinstance(each, str) for each in value[0]):
         value = value[0]  # LangChain's batches
+    refuse_several_speakers(value)
     return with_names(_listed(value, packed))
 
 

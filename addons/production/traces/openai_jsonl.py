@@ -97,9 +97,9 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         raise ValueError("no answer of the assistant")
     metadata = mapping(row.get("metadata")) | mapping(body.get("metadata"))
     named = (row.get("conversation_id"), metadata.get("conversation_id"), row.get("id"), row.get("custom_id"))
-    name = next((str(value) for value in named if value), "") or content_hash(messages)
+    name = next((str(value) for value in named if value not in (None, "")), "") or content_hash(messages)
     time = moment(row.get("created") or row.get("created_at") or answer.get("created") or answer.get("created_at"))
-    answered = next((str(value) for value in (answer.get("id"), row.get("response_id")) if value), "")
+    answered = next((str(value) for value in (answer.get("id"), row.get("response_id")) if value not in (None, "")), "")
     place = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
     return Conversation(
         key=key_of(PRODUCER, name),

@@ -36,6 +36,8 @@ def test_calls_have_arguments_as_tasks_have_them() -> None:
 
 WHOLE = "a turn is learnt whole or not at all, and"
 NAMES = "several people speak in one role, and a chat template does not show their names"
+TOOLS = "its tools are no list of OpenAI's function schemas, whose parameters are an object"
+UNREAD = "which nothing reads: put what it says into the messages, or take it out"
 ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOLD = {"role": "tool", "content": "found"}
 
@@ -72,7 +74,14 @@ def bad_call(**function: Any) -> dict[str, Any]:
         (line(USER, ANSWER | {"weight": 0.5}), f"{WHOLE} a weight asks for a part of it"),
         (line(USER, ANSWER | {"train_detail": []}), f"{WHOLE} train_detail asks for a part of it"),
         (line(USER | {"name": "Ann"}, ANSWER, USER | {"name": "Bo"}), NAMES),
-        (line(USER, ANSWER, tools=["search"]), "its tools are no list of OpenAI's function schemas"),
+        (line(USER, ANSWER, tools=["search"]), TOOLS),
+        (line(USER, ANSWER, tools=[{"function": {"name": "a", "parameters": "{}"}}]), TOOLS),
+        (
+            line(USER, ANSWER, tools=[{"function": {"name": "a", "description": "\ud800"}}]),
+            "its tools hold half a character in a text (a lone surrogate), which cannot be written",
+        ),
+        (line(USER, ANSWER | {"toolInvocations": [1]}), f"a message with toolInvocations, {UNREAD}"),
+        (line({"type": "human", "data": USER | {"name": "Ann"}}, ANSWER, USER | {"name": "Bo"}), NAMES),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_learnt_from_has_a_reason(text: str, reason: str, tmp_path: Path) -> None:

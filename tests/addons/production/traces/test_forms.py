@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, spans
-from addons.production.traces.records import Conversation, PassedOver, Unreadable
-from steps.core.message_parts import unread
+from addons.production.traces.records import Conversation, PassedOver, Unreadable, hashed
+from steps.core.message_lists import unread
 
 Row = dict[str, Any]
 ASKED, SAID = {"role": "user", "content": "Is it dry?"}, {"role": "assistant", "content": "Yes."}
@@ -436,6 +436,22 @@ def test_json_that_readers_take_differently_is_not_read(written: str) -> None:
     assert "it holds" in refused.reason
     [refused] = langfuse_traces.read([{"id": "o", "input": f"[{json.dumps(ASKED)}, {arguments}]", "output": SAID}], "f")
     assert isinstance(refused, Unreadable), refused
+
+
+def test_an_id_of_zero_is_an_id() -> None:
+    [made] = openai_jsonl.read([json.dumps({"id": 0, "response_id": 0, "messages": [ASKED, SAID]})], "f")
+    assert isinstance(made, Conversation), made
+    assert (made.key, made.responses) == (f"openai:{hashed('0')}", {hashed("0"): 1})
+
+
+def test_names_of_speakers_are_counted_and_several_in_one_role_refused() -> None:
+    messages: list[Row] = [ASKED | {"name": "Ann"}, SAID, ASKED, SAID]
+    _, counted = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+    assert counted == PassedOver("fields name of messages, which no reader knows")
+    messages[2] = {"type": "human", "data": {"content": "Now?", "name": "Bo"}}
+    [refused] = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "several people speak in one role" in refused.reason
 
 
 def test_numbers_that_json_has_not_are_refused() -> None:
