@@ -20,8 +20,8 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
-from steps.core.message_lists import SYSTEM, refuse_several_speakers, with_system
-from steps.core.message_marks import AROUND, ENDS, WEIGHTS, marked
+from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
+from steps.core.message_marks import ENDS, WEIGHTS, marked
 from steps.core.outside_json import DECODER
 from steps.policy.chat import Chat
 
@@ -29,11 +29,6 @@ from steps.policy.chat import Chat
 LabelledTokens = tuple[list[int], list[int]]
 READ = ("tools", "functions", *SYSTEM, *WEIGHTS, *ENDS)  # of a line, beside its messages
 ABOUT = ("messages", "source", "id", "metadata")
-OF_MESSAGE = {
-    *"role type content parts refusal reasoning reasoning_content thinking id lc kwargs data".split(),
-    *"tool_calls toolCalls function_call tool_call_id additional_kwargs".split(),
-    *(*WEIGHTS, *ENDS, *AROUND),
-}
 
 
 class Demonstration(NamedTuple):
@@ -84,9 +79,9 @@ def parse(line: str) -> Demonstration:
     except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise Unusable(str(problem) or "a message that cannot be read") from None
     refuse_unusable(messages)
-    unread = {f"messages.{name}" for each in given if isinstance(each, dict) for name in each if _is_unread(each, name)}
-    unread |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
-    return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(unread)))
+    ignored = {f"messages.{name}" for name in unread(given)}
+    ignored |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
+    return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(ignored)))
 
 
 def refuse_unusable(messages: Sequence[Message]) -> None:
@@ -136,16 +131,6 @@ def is_tool(value: Any) -> bool:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return False
     return isinstance(function.get("parameters") or {}, dict)
-
-
-def _is_unread(message: Mapping[str, Any], name: str) -> bool:
-    """Whether nothing reads a field: names are those of tools, and nobody but the assistant is learnt from."""
-    role = message.get("role")
-    if name == "name":
-        return role not in ("tool", "function")
-    if name in WEIGHTS and role in ("system", "user", "tool"):
-        return bool(message[name])
-    return name not in OF_MESSAGE and message[name] is not None
 
 
 def labelled(chat: Chat, messages: Sequence[Message]) -> LabelledTokens:

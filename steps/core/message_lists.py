@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
+from steps.core.message_marks import WEIGHTS
 from steps.core.message_parts import FIELDS, ROLES, messages_in, unwrapped
 
 SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
@@ -31,9 +32,8 @@ def with_system(messages: Sequence[Message], *beside: Any, packed: bool = False)
 
 def speakers(entries: Sequence[Any]) -> set[tuple[str, str]]:
     """(role, name) of the messages of users and assistants that name who speaks."""
-    listed = [unwrapped(entry) for entry in entries if isinstance(entry, Mapping)]
-    named = ((ROLES.get(str(each.get("role") or each.get("type")).lower()), each.get("name")) for each in listed)
-    return {(role, str(name)) for role, name in named if role in ("user", "assistant") and name}
+    named = ((_role(each), str(each["name"])) for each in _fields(entries) if each.get("name"))
+    return {(role, name) for role, name in named if role in ("user", "assistant")}
 
 
 def refuse_several_speakers(entries: Sequence[Any]) -> None:
@@ -44,8 +44,19 @@ def refuse_several_speakers(entries: Sequence[Any]) -> None:
 
 
 def unread(entries: Any) -> set[str]:
-    """The fields of messages that no reader knows, where something is in them."""
-    listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-    fields = (field for entry in listed for field in {**entry, **unwrapped(entry)}.items())
+    """The fields of messages that no reader knows, where something is in them: of users also names, and marks that they are
+    learnt from."""
+    listed = _fields(entries if isinstance(entries, list) else ())
+    fields = (field for each in listed for field in each.items())
     names = {str(name) for name, value in fields if value is not False and value not in (None, "", [], {})}
-    return (names - FIELDS) | ({"name"} if speakers(listed) else set())
+    asked = {name for each in listed if _role(each) != "assistant" for name in WEIGHTS if each.get(name)}
+    return (names - FIELDS) | asked | ({"name"} if speakers(listed) else set())
+
+
+def _fields(entries: Sequence[Any]) -> list[dict[str, Any]]:
+    """The fields of each message, with those in what LangChain wraps around it."""
+    return [{**entry, **unwrapped(entry)} for entry in entries if isinstance(entry, Mapping)]
+
+
+def _role(fields: Mapping[str, Any]) -> str | None:
+    return ROLES.get(str(fields.get("role") or fields.get("type")).lower())

@@ -168,6 +168,9 @@ def test_a_field_that_nothing_reads_is_named() -> None:
         line(USER | {"name": "Ann", "colour": 1}, ANSWER | {"logprobs": None}, split="train", id="x", system="")
     )
     assert read.ignored == ("messages.colour", "messages.name", "split")
+    wrapped = {"type": "human", "data": {"content": "2 × 3?", "colour": 0, "weight": 1}}
+    read = chats.parse(line(wrapped, {"from": "gpt", "value": "6", "weight": 1}))
+    assert read.ignored == ("messages.colour", "messages.weight")
     assert chats.parse(line(USER, ANSWER, system="Count.", functions=[{"name": "f"}])) == chats.Demonstration(
         [{"role": "system", "content": "Count."}, USER, ANSWER],
         [{"type": "function", "function": {"name": "f"}}],
