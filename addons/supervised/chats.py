@@ -20,22 +20,15 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
+from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
+from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.outside_json import DECODER
 from steps.policy.chat import Chat
 
 # Token ids [T], and 1 for each that is learnt, otherwise 0; 2 where a small policy learns it with a separate weight.
 LabelledTokens = tuple[list[int], list[int]]
-# Whether a turn is learnt: OpenAI's name, Mistral's and Together's; Axolotl's; …
-WEIGHTS = ("weight", "train", "training", "loss")
-PARTIAL = ("train_detail", "training_detail", "loss_mask", "weights")  # marks of a turn's parts
-ENDS = ("finish_reason", "stop_reason")  # how a turn ended
-ENDED = ("stop", "end_turn", "tool_calls", "tool_use", "function_call", "eos", "eos_token", "completed")
-READ = ("tools", "functions", "system", *WEIGHTS, *ENDS)  # of a line, beside its messages
+READ = ("tools", "functions", *SYSTEM, *WEIGHTS, *ENDS)  # of a line, beside its messages
 ABOUT = ("messages", "source", "id", "metadata")
-OF_MESSAGE = {
-    *"role type content parts refusal reasoning reasoning_content thinking id lc kwargs data".split(),
-    *"tool_calls toolCalls function_call tool_call_id additional_kwargs".split(),
-    *(*WEIGHTS, *ENDS),
-}
 
 
 class Demonstration(NamedTuple):
@@ -72,26 +65,23 @@ def read_demonstrations(path: Path) -> tuple[list[Demonstration], dict[str, list
 def parse(line: str) -> Demonstration:
     """A line as a demonstration, with calls whose arguments are objects, as tasks have them. Unusable says why not."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = DECODER.decode(line)
+    except (json.JSONDecodeError, RecursionError):
         raise Unusable("it is no JSON") from None
+    except ValueError as problem:
+        raise Unusable(str(problem)) from None
     if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
-    if not is_learnt(value):
-        raise Unusable("it is marked as not to be learnt")
-    if isinstance(system := value.get("system"), str) and system:
-        given = [{"role": "system", "content": system}, *given]
-    messages = parts.with_names([message for each in given for message in read_message(each)])
-    turns = [message for message in messages if message["role"] == "assistant"]
-    if turns and (cut := cut_off(value)):
-        turns[-1]["finish_reason"] = cut
+    try:
+        read = [message for each in given for message in parts.messages_in(each, packed=False)]
+        refuse_several_speakers(given)
+        messages = marked(with_system(parts.with_names(read), value), value)
+    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+        raise Unusable(str(problem) or "a message that cannot be read") from None
     refuse_unusable(messages)
-    names = {(each.get("role"), each["name"]) for each in given if isinstance(each, dict) and each.get("name")}
-    if any(count > 1 for role, count in Counter(role for role, _ in names).items() if role in ("user", "assistant")):
-        raise Unusable("several people speak in one role, and a chat template does not show their names")
-    unread = {f"messages.{name}" for each in given if isinstance(each, dict) for name in each if _is_unread(each, name)}
-    unread |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
-    return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(unread)))
+    ignored = {f"messages.{name}" for name in unread(given)}
+    ignored |= {name for name in value if value[name] is not None and name not in (*READ, *ABOUT)}
+    return Demonstration(messages, tools_of(value), str(value.get("source") or ""), tuple(sorted(ignored)))
 
 
 def refuse_unusable(messages: Sequence[Message]) -> None:
@@ -101,6 +91,13 @@ def refuse_unusable(messages: Sequence[Message]) -> None:
         raise Unusable("the assistant says nothing in it")
     if roles[0] == "assistant":
         raise Unusable("it begins with the assistant, so nobody asked")
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls", ())
+            if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
+                raise Unusable("a tool call has arguments that are no JSON object")
+            if not calls and not message["content"].strip():
+                raise Unusable("a turn of the assistant is empty")
     if ("assistant", "assistant") in pairwise(roles):
         raise Unusable("the assistant has two turns without anything in between")
     called: set[Any] = set()
@@ -122,59 +119,18 @@ def tools_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if tools is None and isinstance(older := value.get("functions"), list):
         tools = [{"type": "function", "function": function} for function in older]
     if tools is not None and not (isinstance(tools, list) and all(map(is_tool, tools))):
-        raise Unusable("its tools are no list of OpenAI's function schemas")
-    return tools
+        raise Unusable("its tools are no list of OpenAI's function schemas, whose parameters are an object")
+    try:
+        return parts.writable(tools)
+    except ValueError as problem:
+        raise Unusable(f"its tools hold {problem}") from None
 
 
 def is_tool(value: Any) -> bool:
     function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def read_message(value: Any) -> list[Message]:
-    """A message as the environments have it, with its marks; several where results of tools stand in it."""
-    try:
-        if isinstance(value, dict) and isinstance(value.get("thinking"), str):
-            value = {"reasoning": value["thinking"], **value}
-        read = parts.messages_in(value, packed=False)
-    except (ValueError, TypeError, AttributeError, RecursionError) as problem:
-        raise Unusable(str(problem) or "a message that cannot be read") from None
-    for message in read:
-        if message["role"] != "assistant":
-            continue
-        calls = message.get("tool_calls", ())
-        if not all(isinstance(call["function"]["arguments"], dict) for call in calls):
-            raise Unusable("a tool call has arguments that are no JSON object")
-        if not calls and not message["content"].strip():
-            raise Unusable("a turn of the assistant is empty")
-        message |= {"weight": 0} if not is_learnt(value) else {}
-        message |= {"finish_reason": cut} if (cut := cut_off(value)) else {}
-    return read
-
-
-def is_learnt(value: Mapping[str, Any]) -> bool:
-    """Whether a turn or a line is to be learnt. Unusable for a weight that is neither 0 nor 1, and for marks of parts."""
-    marked = [name for name in PARTIAL if value.get(name) is not None]
-    given = [str(value[name]).lower() for name in WEIGHTS if value.get(name) is not None]
-    if marked or any(word not in ("0", "0.0", "false", "1", "1.0", "true") for word in given):
-        raise Unusable(f"a turn is learnt whole or not at all, and {(*marked, 'a weight')[0]} asks for a part of it")
-    return not any(word in ("0", "0.0", "false") for word in given)
-
-
-def cut_off(value: Mapping[str, Any]) -> str:
-    """Why a turn has no end that its model wrote; empty where it has."""
-    given = next((value[name] for name in ENDS if value.get(name) is not None), "stop")
-    return "" if str(given).lower() in ENDED else str(given)[:40]
-
-
-def _is_unread(message: Mapping[str, Any], name: str) -> bool:
-    """Whether nothing reads a field: names are those of tools, and nobody but the assistant is learnt from."""
-    role = message.get("role")
-    if name == "name":
-        return role not in ("tool", "function")
-    if name in WEIGHTS and role in ("system", "user", "tool"):
-        return bool(message[name])
-    return name not in OF_MESSAGE and message[name] is not None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("parameters") or {}, dict)
 
 
 def labelled(chat: Chat, messages: Sequence[Message]) -> LabelledTokens:

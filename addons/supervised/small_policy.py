@@ -166,7 +166,8 @@ def demonstrations(
     """Endless transcripts; a player drawn by the shares plays a turn or an episode. With a spread, the log-odds of the first
     player differ by as much (standard deviation) between situations. Same seed, same transcripts."""
     rng = random.Random(f"demonstrations {seed}")
-    pool, world = list[Scenario](), data
+    pool: list[Scenario] = []
+    world = data
     players, weights = list(shares), list(shares.values())
     for number in itertools.count():
         made = env.practice(data, seed * 100_000 + number) if number % EPISODES == 0 else None

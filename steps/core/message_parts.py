@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.base import Message
+from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.outside_json import DECODER
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "gpt": "assistant"}
 ROLES |= {"function": "tool"} | {role: role for role in ("system", "user", "assistant", "tool")}
@@ -32,22 +34,28 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
     "toolResult": "tool_result",
     "reasoningContent": "reasoning",
 }
+BESIDE_BARE = {"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata", *BARE}
+OF_PART = {*"text thinking signature cache_control citations response result output is_error caller".split(), *BARE}
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
+SPOKEN = re.compile(  # fields in which something is said that no reader here knows
+    r"(chat_?)?history|contexts?|query|questions?|instructions?|documents|passages|answers?|chosen|rejected"
+    r"|tool_?(invocation|result|output)s?",
+    re.IGNORECASE,
+)
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
-    reasoning reasoning_content refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
-    arguments input output summary encrypted_content status annotations finish_reason response_metadata usage_metadata
-    example phase"""
-FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED))  # what a message may have, read or without words
+    reasoning reasoning_content thinking refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
+    arguments input output summary encrypted_content status annotations response_metadata usage_metadata example phase"""
+FIELDS = frozenset((*OWN_FIELDS.split(), *ATTACHED, *WEIGHTS, *ENDS))  # what a message may have, read or without words
 BEGUN = re.compile(r"""\s*(\[\s*)+\{\s*["']|\s*\{\s*["'](type|text|role|messages|content|parts|choices|lc)["']\s*:""")
 
 
 def decoded(value: Any) -> Any:
-    """The value of a JSON text that holds a list or an object; anything else as it is."""
+    """The value of a JSON text that holds a list or an object; anything else, and what has no value there, as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
-        return json.loads(value)
+        return DECODER.decode(value)
     except ValueError:
         return value
 
@@ -65,7 +73,7 @@ def is_cut_off(text: str) -> bool:
     if not BEGUN.match(text):
         return False
     try:
-        json.JSONDecoder().raw_decode(text.lstrip())
+        DECODER.raw_decode(text.lstrip())
     except ValueError:
         return True
     return False
@@ -83,12 +91,13 @@ def unpacked(content: Any, role: str) -> Any:
     kinds = [kind_of(part) if isinstance(part, Mapping) else "" for part in parts]
     if role == "tool":  # whose words often are JSON
         return made if isinstance(made, list) and kinds and all(kind in KINDS for kind in kinds) else content
-    is_typed = kinds and all(kinds) and (isinstance(made, list) or kinds[0] in KINDS)
-    return made if is_typed else content
+    if isinstance(made, Mapping):  # a model's own JSON may have a field "text", beside others
+        return made if kinds[0] in KINDS and made.keys() <= FIELDS | OF_PART else content
+    return made if kinds and all(kinds) else content
 
 
 def kind_of(part: Any) -> str:
-    """The kind of a part; empty where it names none."""
+    """The kind of a part; empty where it names none, and where one without a type has other fields than parts have."""
     if isinstance(part, str):
         return "text"
     if not isinstance(part, Mapping):
@@ -97,7 +106,8 @@ def kind_of(part: Any) -> str:
         return kind.replace("-", "_")
     if part.get("thought") is True:
         return "reasoning"
-    return next((kind for name, kind in BARE.items() if name in part), "")
+    is_bare = {name for name, value in part.items() if value is not None} <= BESIDE_BARE
+    return next((kind for name, kind in BARE.items() if is_bare and part.get(name) is not None), "")
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
@@ -129,7 +139,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         fields = {"role": fields[0], "content": fields[1]}  # LangChain's short form
     if not isinstance(fields, Mapping):
         raise ValueError(f"a message must be an object, not a {type(fields).__name__}")
-    fields = _plain(fields)
+    around, fields = fields, unwrapped(fields)
     role = role_of(fields)
     content = fields["parts"] if isinstance(fields.get("parts"), list) else fields.get("content")
     if content is None and isinstance(fields.get("refusal"), str):
@@ -140,16 +150,17 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         raise ValueError(f"content that is no text but a {type(content).__name__}")
     if attached := next((name for name in ATTACHED if fields.get(name)), None):
         raise ValueError(f"a message with {attached}, which are no text")
+    refuse_unread_words(fields, "a message")
     draft = _Draft(role)
-    for name in ("reasoning", "reasoning_content"):
+    for name in ("reasoning", "reasoning_content", "thinking"):
         draft.think(fields.get(name))
     more = fields.get("additional_kwargs")
     draft.think(more.get("reasoning_content") if isinstance(more, Mapping) else None)
     for part in [content] if isinstance(content, (str, Mapping)) else content or ():
         draft.take(part)
-    for call in _calls(fields):
-        draft.call(call)
-    return draft.done(fields, has_content=content not in (None, []))
+    # Producers write a call as a part and in a field of the message: it is the same.
+    draft.calls += [call for call in _calls(fields) if not call.get("id") or call not in draft.calls]
+    return marked(draft.done(fields, has_content=content not in (None, [])), {**around, **fields})
 
 
 class _Draft:
@@ -165,11 +176,6 @@ class _Draft:
         if isinstance(text, str) and text and text not in self.reasoning:
             self.reasoning.append(text)
 
-    def call(self, call: dict[str, Any]) -> None:
-        """Producers write a call as a part and in a field of the message: it is one."""
-        if not any(same_call(call, other) for other in self.calls):
-            self.calls.append(call)
-
     def take(self, part: Any) -> None:
         kind = kind_of(part)
         if kind in TEXTS:
@@ -178,7 +184,8 @@ class _Draft:
             self.think(thought_in(part))
         elif kind in CALLS:
             inner = _inner(part, "functionCall", "function_call", "toolUse")
-            self.call(call_of(first_of(inner, *NAMES_OF_CALLS), first_of(inner, "name", "toolName"), _arguments(inner)))
+            name = first_of(inner, "name", "toolName")
+            self.calls.append(call_of(first_of(inner, *NAMES_OF_CALLS), name, _arguments(inner)))
         elif kind in RESULTS:
             self.flush()
             self.made.append(result_in(part))
@@ -214,20 +221,15 @@ class _Draft:
         return [writable(message)]
 
 
-def same_call(call: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if call.get("id") or other.get("id"):
-        return bool(call.get("id") == other.get("id"))
-    return False  # two calls without ids may be the same words twice
-
-
 def writable(value: Any) -> Any:
-    """The value itself. ValueError for a text that no file in UTF-8 can hold."""
+    """The value itself. ValueError for what no file with JSON in UTF-8 can hold."""
     is_flat = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    text = "".join(value.values()) if is_flat else json.dumps(value, ensure_ascii=False)
     try:
-        text.encode("utf-8")
+        ("".join(value.values()) if is_flat else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("half a character in a text (a lone surrogate), which cannot be written") from None
+    except ValueError:
+        raise ValueError("a number that is infinite or none, which cannot be written") from None
     return value
 
 
@@ -284,7 +286,7 @@ def call_of(name_of_call: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return ({"id": str(name_of_call)} if name_of_call else {}) | made
 
 
-def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrapped(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message without what LangChain wraps around it, by the names that are usual."""
     if "from" in fields and "value" in fields and "role" not in fields:  # ShareGPT's
         return {"role": fields["from"], "content": fields["value"]}
@@ -315,7 +317,7 @@ def _calls(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _arguments(entry: Mapping[str, Any]) -> Any:
-    value = first_of(entry, "arguments", "args", "input")
+    value = first_of(entry, "arguments", "args", "partial_json", "input")  # LangChain streams parts with partial_json
     return {} if value is None else value
 
 
@@ -323,11 +325,13 @@ def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return next((part[name] for name in names if isinstance(part.get(name), Mapping)), part)
 
 
-def unread(entries: Any) -> set[str]:
-    """The fields of messages that no reader knows, where something is in them."""
-    listed = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-    named = {str(name) for entry in listed for name, value in entry.items() if value not in (None, "", [], {}, False)}
-    return named - FIELDS
+def refuse_unread_words(fields: Mapping[str, Any], owner: str, read: Sequence[str] = ()) -> None:
+    """ValueError where a field holds a part of what was said, and is none of those that are read."""
+    names = (name for name, value in fields.items() if SPOKEN.fullmatch(str(name)) and value and name not in read)
+    if name := next(names, None):
+        raise ValueError(
+            f"{owner} with {name}, which nothing reads: put what it says into the messages, or take it out"
+        )
 
 
 def first_of(fields: Mapping[str, Any], *names: str) -> Any:

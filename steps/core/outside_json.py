@@ -30,6 +30,8 @@ def read(body: bytes) -> Any:
         value = DECODER.decode(text)
     except json.JSONDecodeError as problem:
         raise ValueError(f"the body is not valid JSON: {problem.msg} at character {problem.pos}") from None
+    except ValueError as problem:  # one of the traps
+        raise ValueError(f"the body{str(problem).removeprefix('it')}") from None
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if text.count("[") + text.count("{") > DEEPEST:
@@ -62,25 +64,25 @@ def _refuse_deep(value: Any) -> None:
 
 def _whole(digits: str) -> int:
     if len(digits) > DIGITS:
-        raise ValueError(f"the body holds a number of more than {DIGITS} digits")
+        raise ValueError(f"it holds a number of more than {DIGITS} digits")
     return int(digits)
 
 
 def _number(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
-        raise ValueError("the body holds a number that is too large")
+        raise ValueError("it holds a number that is too large")
     return value
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("the body holds an object with a field twice, of which readers take one or the other")
+        raise ValueError("it holds an object with a field twice, of which readers take one or the other")
     return made
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"the body holds {name}, which is no JSON")
+    raise ValueError(f"it holds {name}, which is no JSON")
 
 
 TOO_DEEP = f"the body is nested too deeply: more than {DEEPEST} lists and objects within each other"

@@ -49,9 +49,10 @@ def answers(body: bytes) -> list[dict[str, Any]]:
     off."""
     if body.lstrip().startswith(b"{"):
         content = _object(body)
-        choices = content.get("choices") or []
-        return [{"id": content.get("id"), "message": choice["message"]} for choice in choices if choice.get("message")]
-    name, ended = "", set[int]()
+        choices = (choice for choice in content.get("choices") or () if choice.get("message"))
+        ended = ({"finish_reason": choice.get("finish_reason"), **choice["message"]} for choice in choices)
+        return [{"id": content.get("id"), "message": message} for message in ended]
+    name = ""
     made: dict[int, dict[str, Any]] = {}
     for line in body.decode("utf-8", "replace").split("\n"):
         chunk = _object(line.removeprefix("data:").strip().encode()) if line.startswith("data:") else {}
@@ -69,11 +70,12 @@ def answers(body: bytes) -> list[dict[str, Any]]:
                 entry |= {"id": call["id"]} if call.get("id") else {}
                 entry["function"]["name"] += function.get("name") or ""
                 entry["function"]["arguments"] += function.get("arguments") or ""
-            if choice.get("finish_reason"):
-                ended.add(number)
+            if reason := choice.get("finish_reason"):
+                message["finish_reason"] = reason
     listed = []
-    for number in sorted(ended):
-        message = made[number]
+    for _, message in sorted(made.items(), key=lambda pair: pair[0]):
+        if "finish_reason" not in message:
+            continue
         calls = [call for _, call in sorted(message.pop("calls").items())]
         listed.append({"id": name, "message": message | ({"tool_calls": calls} if calls else {})})
     return listed

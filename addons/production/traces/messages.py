@@ -13,25 +13,28 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
+from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
+from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
+    FIELDS,
     REASONING,
     RESULTS,
     decoded,
     kind_of,
     messages_in,
-    unread,
+    refuse_unread_words,
     whole,
     with_names,
     writable,
 )
 
-SYSTEM = ("system", "instructions", "system_instruction", "systemInstruction", "system_instructions", "system_prompt")
 GIVEN = ("messages", "input", "contents", "conversations", "prompt")  # what holds the messages of a request
 TOOLS = ("tools", "functions", "toolConfig", "tool_config", "tool_definitions")
 ANSWERS = ("choices", "output", "candidates", "generations", "message", "messages")  # ... of a response
 SAID = ("content", "parts", "tool_calls", "toolCalls", "function_call", "reasoning", "reasoning_content", "refusal")
 SCHEMAS = ("input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema", "json_schema")
+ABOUT = {*"metadata model usage object created created_at stop_sequence".split()}  # beside an answer that is a text
 FURTHER = ("choices", "candidates")  # lists of answers, of which the first counts
 NOT_SAID = ("arguments", "args", "parameters", "metadata", *SCHEMAS)  # of a document: data of others
 ITEMS = (*CALLS, *RESULTS, *REASONING)  # of OpenAI's Responses, which are no messages
@@ -57,6 +60,7 @@ def conversation_of(value: Any, packed: bool = False) -> list[Message]:
         raise ValueError(f"no messages but a {type(value).__name__}")
     if len(value) == 1 and isinstance(value[0], list) and not all(isinstance(each, str) for each in value[0]):
         value = value[0]  # LangChain's batches
+    refuse_several_speakers(value)
     return with_names(_listed(value, packed))
 
 
@@ -73,12 +77,19 @@ def answer_of(value: Any, packed: bool = False) -> list[Message]:
         raise ValueError(f"no answer but a {type(value).__name__}")
     if "role" in value or "lc" in value or kind_of(value) in ITEMS:
         return conversation_of([value], packed)
+    return marked(_answered(value, packed), value)
+
+
+def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
+    """The messages of a response, by the field that holds them."""
     name = next((name for name in ANSWERS if value.get(name) is not None), "")
     inner = value.get(name)
-    if name == "choices" and isinstance(inner, Sequence) and inner:
-        return answer_of(_choice(inner[0]), packed)
-    if name == "candidates" and isinstance(inner, Sequence) and inner:
-        return answer_of(inner[0].get("content"), packed)
+    unknown = ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
+    if isinstance(inner if name else value.get("content"), str) and value.keys() - FIELDS - ABOUT:
+        raise unknown  # the model may have written all of the object
+    if name in FURTHER and isinstance(inner, Sequence) and inner:
+        answer = _choice(inner[0]) if name == "choices" else inner[0].get("content")
+        return marked(answer_of(answer, packed), inner[0])
     if name == "generations":
         return _generated(inner, packed)
     if name in ("output", "message"):
@@ -87,12 +98,12 @@ def answer_of(value: Any, packed: bool = False) -> list[Message]:
         return conversation_of(inner, packed)
     if value.keys() & set(SAID):
         return conversation_of([{**value, "role": "assistant"}], packed)
-    raise ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
+    raise unknown
 
 
 def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """(the messages of a call up to the model's answer, the tools) of what was sent and what came back."""
-    request, response = whole(request), whole(response)
+    request = whole(request)
     if isinstance(request, Mapping) and (request.get("previous_response_id") or request.get("conversation")):
         raise ValueError("it goes on from an earlier response, which is not in its request")
     given = conversation_of(request, packed) if request not in (None, "", [], {}) else []
@@ -213,7 +224,7 @@ def _joined(first: Message, second: Message) -> Message:
     both = [message["reasoning"] for message in (first, second) if message.get("reasoning")]
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     words = "\n".join(text for text in (first["content"], second["content"]) if text)
-    made: Message = {"role": "assistant", "content": words}
+    made: Message = {**first, **second, "role": "assistant", "content": words}
     return made | ({"tool_calls": calls} if calls else {}) | ({"reasoning": "\n".join(both)} if both else {})
 
 
@@ -222,17 +233,8 @@ def _asked(request: Mapping[str, Any], packed: bool) -> list[Message]:
     config = request.get("config")
     fields = {**config, **request} if isinstance(config, Mapping) else request
     given = next(fields[name] for name in GIVEN if fields.get(name) is not None)
-    messages, system = conversation_of(given, packed), system_of(fields, packed)
-    return messages if messages[: len(system)] == system else [*system, *messages]
-
-
-def system_of(request: Mapping[str, Any], packed: bool = False) -> list[Message]:
-    """The system's words that stand beside the messages of a request."""
-    value = next((request[name] for name in SYSTEM if request.get(name)), None)
-    if value is None:
-        return []
-    is_message = isinstance(value, Mapping) and ("parts" in value or "content" in value)
-    return messages_in({**(value if is_message else {"content": value}), "role": "system"}, packed)
+    refuse_unread_words(fields, "a request", SYSTEM)
+    return with_system(conversation_of(given, packed), fields, packed=packed)
 
 
 def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:
@@ -264,10 +266,9 @@ def _generated(value: Any, packed: bool) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise ValueError("an answer that is empty")
     if isinstance(first := value[0], Mapping) and "role" not in first and "lc" not in first:
-        if isinstance(first.get("message"), Mapping):
-            return answer_of(first["message"], packed)
-        if isinstance(first.get("text"), str) and first.get("type", "text") in ("Generation", "ChatGeneration"):
-            return answer_of(first["text"], packed)
+        is_generation = "generation_info" in first or first.get("type") in ("Generation", "ChatGeneration")
+        if (is_generation and isinstance(first.get("text"), str)) or isinstance(first.get("message"), Mapping):
+            return marked(answer_of(first.get("message") or first["text"], packed), first)
         if all(isinstance(each, Mapping) and kind_of(each) in ("text", *ITEMS) for each in value) and "id" not in first:
             return conversation_of([{"role": "assistant", "content": value}], packed)
     return conversation_of(value, packed)

@@ -4,6 +4,7 @@
     {"request": {"messages": [...]}, "response": {"choices": [...]}}  logged calls, of any dialect
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}     preferences
     {"run_type": "llm", "inputs": {...}, "outputs": {...}}           runs of LangSmith
+    {"instruction": ..., "input": ..., "output": ...}                Alpaca's, with earlier turns in `history`
 
 Beside these a row may have `id`, `conversation_id`, `created`, `metadata`, `consent` and `feedback`, an object or a list
 of them: score (also called rating or thumbs) or label, comment, correction and response_id.
@@ -15,7 +16,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from addons.production.traces.messages import GIVEN, SYSTEM, TOOLS, answer_of, call_of, left_out
+from addons.production.traces.messages import GIVEN, TOOLS, answer_of, call_of, left_out
 from addons.production.traces.opinions import Scales, consents, correction_of, is_outside, moment, score_of
 from addons.production.traces.records import (
     Conversation,
@@ -31,15 +32,20 @@ from addons.production.traces.records import (
     plain,
     unknown_fields,
 )
+from steps.core.message_lists import SYSTEM
+from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.message_parts import refuse_unread_words
+from steps.core.outside_json import DECODER
 
 PRODUCER = "openai"
 OWN_FIELDS = """id conversation_id custom_id response_id created created_at metadata feedback source consent request response
     output completion preferred_output non_preferred_output model temperature top_p max_tokens max_completion_tokens
     max_output_tokens seed tool_choice parallel_tool_calls usage object error status stop stream n user"""
+ROLES = ("user", "assistant")
 SCORES = ("score", "rating", "thumbs", "label")  # the first of them counts
 SAYS = (*SCORES, "comment", "correction")  # what may be in feedback, beside what it is about and when
 OF_FEEDBACK = frozenset((*SAYS, "response_id", "name", "time", "created"))
-FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *OWN_FIELDS.split()))  # what a row may have
+FIELDS = frozenset((*GIVEN, *SYSTEM, *TOOLS, *WEIGHTS, *ENDS, *OWN_FIELDS.split()))  # what a row may have
 
 
 def read(lines: Iterable[str], name: str, scales: Scales | None = None) -> Iterator[Part]:
@@ -50,12 +56,14 @@ def read(lines: Iterable[str], name: str, scales: Scales | None = None) -> Itera
 
 
 def _parts(line: str, scales: Scales | None) -> Iterator[Part]:
-    row = json.loads(line)
+    row = DECODER.decode(line)
     if not isinstance(row, dict):
         raise ValueError(f"a row must be an object, not a {type(row).__name__}")
     if row.get("run_type") not in (None, "llm"):
         yield PassedOver(f"runs of the type {row['run_type']}, in which no model speaks")
         return
+    row = _of_alpaca(row) if "instruction" in row and "output" in row and "messages" not in row else row
+    refuse_unread_words(row, "a row", SYSTEM)
     yield conversation(row, scales)
     yield from unknown_fields(set[str]().union(*listed(row.get("feedback"))) - OF_FEEDBACK, "feedback")
     if row.get("feedback_stats"):
@@ -89,14 +97,14 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         feedback.append(Feedback(correction=correction_of(row["preferred_output"])))
     else:
         more = row.get("output") if body.get("input") else row.get("completion")
-        messages, tools = call_of(body, answer or (None if isinstance(more, str) and body.get("prompt") else more))
-    if all(message["role"] != "assistant" for message in messages):
+        messages, tools = call_of(body, answer or more)
+    if all(message["role"] != "assistant" for message in marked(messages, row)):
         raise ValueError("no answer of the assistant")
     metadata = mapping(row.get("metadata")) | mapping(body.get("metadata"))
     named = (row.get("conversation_id"), metadata.get("conversation_id"), row.get("id"), row.get("custom_id"))
-    name = next((str(value) for value in named if value), "") or content_hash(messages)
+    name = next((str(value) for value in named if value not in (None, "")), "") or content_hash(messages)
     time = moment(row.get("created") or row.get("created_at") or answer.get("created") or answer.get("created_at"))
-    answered = next((str(value) for value in (answer.get("id"), row.get("response_id")) if value), "")
+    answered = next((str(value) for value in (answer.get("id"), row.get("response_id")) if value not in (None, "")), "")
     place = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
     return Conversation(
         key=key_of(PRODUCER, name),
@@ -109,6 +117,17 @@ def conversation(row: Mapping[str, Any], scales: Scales | None = None) -> Conver
         responses={hashed(answered): place} if answered else {},
         metadata=plain(metadata),
     )
+
+
+def _of_alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of Alpaca's form as one with messages."""
+    asked = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    turns = [*(row.get("history") or ()), [asked, row["output"]]]
+    if not all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
+        raise ValueError("history is no list of pairs, each of what a person said and its answer")
+    messages = [{"role": role, "content": text} for turn in turns for role, text in zip(ROLES, turn, strict=True)]
+    others = {name: value for name, value in row.items() if name not in ("instruction", "input", "output", "history")}
+    return others | {"messages": messages}
 
 
 def _of_langsmith(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from environments.base import Message
 from steps.core.errors import UserError
+from steps.core.outside_json import DECODER
 
 FAULTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # of what is not in its producer's form
 T = TypeVar("T")
@@ -107,9 +108,9 @@ def reason(problem: Exception) -> str:
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a JSON text; None for what is none, or nested too deeply."""
+    """The value of a JSON text; None for what is none or has no value here, or is nested too deeply."""
     try:
-        return json.loads(text)
+        return DECODER.decode(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):
         return None
 
@@ -218,11 +219,12 @@ def _branches(parts: Sequence[Conversation]) -> list[Conversation]:
 
 
 def _extended(first: Conversation, second: Conversation) -> Conversation:
-    """Two parts of one path. Messages that both have are those of the longer record, as a rule the one with reasoning."""
+    """Two parts of one path. Messages that both have hold what either says of them, such as reasoning or a mark."""
     shared = min(len(first.messages), len(second.messages))
     longer = max(first.messages, second.messages, key=len)
     pairs = zip(first.messages[:shared], second.messages[:shared], strict=True)
-    messages = (*(max(pair, key=lambda message: (len(message), _dumped(message))) for pair in pairs), *longer[shared:])
+    ordered = (sorted(pair, key=lambda message: (len(message), _dumped(message))) for pair in pairs)
+    messages = (*(lesser | fuller for lesser, fuller in ordered), *longer[shared:])
     times = [time for part in (first, second) for time in (part.started, part.ended) if time]
     return first.model_copy(
         update={

@@ -18,10 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, system_of, tools_of
+from addons.production.traces.messages import call_of, conversation_of, lost_in, merged, tools_of
 from addons.production.traces.otlp import Event
 from addons.production.traces.records import mapping
 from environments.base import Message
+from steps.core.message_lists import with_system
+from steps.core.message_marks import marked
 from steps.core.message_parts import decoded, whole, with_names
 
 Said = tuple[list[Message], tuple[dict[str, Any], ...]]  # messages, tools
@@ -50,6 +52,7 @@ WHOLE = (
     ("traceloop.entity.input", "traceloop.entity.output"),
 )
 STEPS = ("chain", "span", "unknown", "workflow", "task")  # of a program, neither calls of a model nor agents
+REASONS = ("gen_ai.response.finish_reasons", "ai.response.finishReason", "ai.finishReason", "llm.finish_reason")
 REDACTED = "__REDACTED__"
 FIELDS = ("content", "role", "tool_calls", "id", "name")
 CARRIERS = re.compile(  # attributes that hold a part of what was said
@@ -96,10 +99,14 @@ def call_in(fields: dict[str, Any], events: Sequence[Event]) -> Said:
                 requests.append(request)
                 messages = call_of(request, fields[answered], packed=True)[0]
                 break
-    if messages and all(message["role"] != "system" for message in messages):
-        messages = [*_system(fields), *messages]
+    if messages:
+        beside = (decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value"))
+        messages = with_system(messages, {"system": whole(fields.get("gen_ai.system_instructions"))}, *beside)
     if any(message["content"] == REDACTED for message in messages):
         raise ValueError("its producer records no content, but __REDACTED__")
+    for name in REASONS:
+        reasons = decoded(fields.get(name))
+        marked(messages, {"finish_reason": reasons[0] if isinstance(reasons, list) and reasons else reasons or None})
     return with_names(messages), _tools(fields, requests)
 
 
@@ -162,7 +169,7 @@ def _by_events(events: Iterable[Event]) -> list[Message]:
         elif event.name == "gen_ai.choice" and not own.get("index"):
             message = whole(own.get("message")) or fields
             answer = dict(message) if isinstance(message, Mapping) else {"content": message}
-            given.append({"role": "assistant"} | answer)
+            given.append({"role": "assistant", "finish_reason": own.get("finish_reason")} | answer)
     return merged(conversation_of(given, packed=True)) if given else []
 
 
@@ -239,13 +246,6 @@ def _tools(fields: Mapping[str, Any], requests: Sequence[Any]) -> tuple[dict[str
         if isinstance(body := decoded(request), Mapping):
             given += [body.get(name) for name in ("tools", "functions", "function_tools", "toolConfig")]
     return next((tools for value in given if value and (tools := tools_of(value))), ())
-
-
-def _system(fields: Mapping[str, Any]) -> list[Message]:
-    """The system's words that stand beside the messages."""
-    requests = [{"system": whole(fields.get("gen_ai.system_instructions"))}]
-    requests += [decoded(fields.get(name)) for name in ("llm.invocation_parameters", "ai.prompt", "input.value")]
-    return next((system for each in requests if isinstance(each, Mapping) and (system := system_of(each))), [])
 
 
 def _entries(fields: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:

@@ -46,7 +46,10 @@ async def chat(request: Request) -> Response:
     if body.get("fail"):
         return JSONResponse({"error": {}}, 400)
     message = {"role": "assistant", "content": f"answer {number}", "tool_calls": [CALL]}
-    answer = {"id": f"chatcmpl-{number}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    answer = {
+        "id": f"chatcmpl-{number}",
+        "choices": [{"index": 0, "message": message, "finish_reason": body.get("ended", "stop")}],
+    }
     if body.get("stream"):
         events = list(chunks(answer))
         if said := body.get("said"):  # in one piece
@@ -136,7 +139,7 @@ def test_a_conversation_is_stored_masked_with_its_feedback(client: TestClient, t
     messages = [*QUESTION, {"role": "assistant", "content": "answer 0", "tool_calls": [CALL]}]
     messages += [{"role": "tool", "tool_call_id": "c1", "content": "tel 030 1234567"}]
     key = first.headers["x-flywheel-conversation"]
-    ask(client, YES | {"x-flywheel-conversation": key}, messages=messages, stream=stream)
+    ask(client, YES | {"x-flywheel-conversation": key}, messages=messages, stream=stream, ended="length")
     feedback = {"response_id": "chatcmpl-1", "score": 0, "comment": "mail jane@example.com", "correction": "no"}
     assert client.post("/feedback", json=feedback).json() == {"stored": True, "conversation": key}
     assert key == key_of("capture", "mine")
@@ -148,6 +151,7 @@ def test_a_conversation_is_stored_masked_with_its_feedback(client: TestClient, t
         CALL | {"function": {"name": "look", "arguments": {"who": "[email]"}}}
     ]
     assert conversation.messages[2]["content"] == "tel [phone]"
+    assert [message.get("finish_reason") for message in conversation.messages] == [None, None, None, "length"]
     assert conversation.feedback[0].score == 0
     assert conversation.feedback[0].comment == "mail [email]"
     assert conversation.metadata == {"owner": "me"}

@@ -36,6 +36,8 @@ def test_calls_have_arguments_as_tasks_have_them() -> None:
 
 WHOLE = "a turn is learnt whole or not at all, and"
 NAMES = "several people speak in one role, and a chat template does not show their names"
+TOOLS = "its tools are no list of OpenAI's function schemas, whose parameters are an object"
+UNREAD = "which nothing reads: put what it says into the messages, or take it out"
 ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TOLD = {"role": "tool", "content": "found"}
 
@@ -49,6 +51,10 @@ def bad_call(**function: Any) -> dict[str, Any]:
     [
         ("{", "it is no JSON"),
         ("[" * 100_000, "it is no JSON"),
+        ('{"n": NaN}', "it holds NaN, which is no JSON"),
+        ('{"n": 1e400}', "it holds a number that is too large"),
+        ('{"n": 1, "n": 2}', "it holds an object with a field twice, of which readers take one or the other"),
+        (line(USER, bad_call(name="a", arguments='{"b": 1e400}')), "a tool call has arguments that are no JSON object"),
         ("[]", "it has no list of messages"),
         ('{"messages": 3}', "it has no list of messages"),
         (line(), "the assistant says nothing in it"),
@@ -64,11 +70,18 @@ def bad_call(**function: Any) -> dict[str, Any]:
         (line(USER, TOLD, ANSWER), "a tool answers a call that nobody made"),
         (line(USER, ASKED, TOLD | {"tool_call_id": "call_2"}, ANSWER), "a tool answers a call that nobody made"),
         (line(USER, ANSWER | {"weight": 0}), "every turn of the assistant is marked as not to be learnt"),
-        (line(USER, ANSWER, train=False), "it is marked as not to be learnt"),
+        (line(USER, ANSWER, train=False), "every turn of the assistant is marked as not to be learnt"),
         (line(USER, ANSWER | {"weight": 0.5}), f"{WHOLE} a weight asks for a part of it"),
         (line(USER, ANSWER | {"train_detail": []}), f"{WHOLE} train_detail asks for a part of it"),
         (line(USER | {"name": "Ann"}, ANSWER, USER | {"name": "Bo"}), NAMES),
-        (line(USER, ANSWER, tools=["search"]), "its tools are no list of OpenAI's function schemas"),
+        (line(USER, ANSWER, tools=["search"]), TOOLS),
+        (line(USER, ANSWER, tools=[{"function": {"name": "a", "parameters": "{}"}}]), TOOLS),
+        (
+            line(USER, ANSWER, tools=[{"function": {"name": "a", "description": "\ud800"}}]),
+            "its tools hold half a character in a text (a lone surrogate), which cannot be written",
+        ),
+        (line(USER, ANSWER | {"toolInvocations": [1]}), f"a message with toolInvocations, {UNREAD}"),
+        (line({"type": "human", "data": USER | {"name": "Ann"}}, ANSWER, USER | {"name": "Bo"}), NAMES),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_learnt_from_has_a_reason(text: str, reason: str, tmp_path: Path) -> None:
@@ -139,10 +152,14 @@ WRONG = {"role": "assistant", "content": "seven"}
         ({"finish_reason": "length"}, "seven6<|im_end|>"),
         ({"stop_reason": "max_tokens"}, "seven6<|im_end|>"),
         ({"stop_reason": "end_turn"}, "seven<|im_end|>6<|im_end|>"),
+        ({"finishReason": "MAX_TOKENS"}, "seven6<|im_end|>"),
+        ({"response_metadata": {"finish_reason": "length"}}, "seven6<|im_end|>"),
     ],
 )
 def test_marks_of_what_to_learn_are_read(chat: Chat, mark: dict[str, Any], expected: str) -> None:
-    assert learnt_in(chat, line(USER, WRONG | mark, USER, ANSWER)) == expected
+    wrapped = ({"type": "ai", "data": WRONG | mark}, {"lc": 1, "id": ["AIMessage"], "kwargs": WRONG | mark})
+    for turn in (WRONG | mark, *wrapped, {"from": "gpt", "value": "seven"} | mark):
+        assert learnt_in(chat, line(USER, turn, USER, ANSWER)) == expected
     assert learnt_in(chat, line(USER, WRONG, USER, ANSWER, finish_reason="length")) == "seven<|im_end|>6"
 
 
@@ -151,12 +168,26 @@ def test_a_field_that_nothing_reads_is_named() -> None:
         line(USER | {"name": "Ann", "colour": 1}, ANSWER | {"logprobs": None}, split="train", id="x", system="")
     )
     assert read.ignored == ("messages.colour", "messages.name", "split")
+    wrapped = {"type": "human", "data": {"content": "2 × 3?", "colour": 0, "weight": 1}}
+    read = chats.parse(line(wrapped, {"from": "gpt", "value": "6", "weight": 1}))
+    assert read.ignored == ("messages.colour", "messages.weight")
     assert chats.parse(line(USER, ANSWER, system="Count.", functions=[{"name": "f"}])) == chats.Demonstration(
         [{"role": "system", "content": "Count."}, USER, ANSWER],
         [{"type": "function", "function": {"name": "f"}}],
         "",
         (),
     )
+
+
+def test_all_words_of_the_system_are_read_once() -> None:
+    blocks = [{"type": "text", "text": "Welsh only."}]
+    welsh, curt = ({"role": "system", "content": text} for text in ("Welsh only.", "No more."))
+    for value in (blocks, {"parts": [{"text": "Welsh only."}]}, "Welsh only."):
+        read = chats.parse(line(USER, ANSWER, system=value, instructions="No more."))
+        assert (read.messages, read.ignored) == ([welsh, curt, USER, ANSWER], ())
+        assert chats.parse(line(welsh, USER, ANSWER, system=value)).messages == [welsh, USER, ANSWER]
+    with pytest.raises(chats.Unusable):
+        chats.parse(line(USER, ANSWER, system={"language": "Welsh"}))
 
 
 def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from addons.production.traces import langfuse_traces, mlflow_traces, openai_jsonl, otel, otlp, spans
-from addons.production.traces.records import Conversation, PassedOver, Unreadable
+from addons.production.traces.records import Conversation, PassedOver, Unreadable, hashed
+from steps.core.message_lists import unread
 
 Row = dict[str, Any]
 ASKED, SAID = {"role": "user", "content": "Is it dry?"}, {"role": "assistant", "content": "Yes."}
@@ -322,6 +323,23 @@ def test_a_step_of_a_program_is_no_conversation(asked: str, answered: str) -> No
     assert "who said it" in made.what
 
 
+@pytest.mark.parametrize("words", [["Be brief."], ["Be brief.", "The sun is up."], ["The sun is up."]])
+def test_all_words_of_the_system_are_read(words: list[str]) -> None:
+    """Those that a message says too, once."""
+    asked = [{"role": "system", "content": "The sun is up."}, ASKED]
+    fields = {
+        "gen_ai.input.messages": json.dumps(asked),
+        "gen_ai.output.messages": json.dumps([SAID]),
+        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": words[0]}]),
+        "llm.invocation_parameters": json.dumps({"system": words[-1]}),
+    }
+    row = {"messages": [*asked, SAID], "system": words[0], "instructions": words[-1]}
+    said = [SYSTEM, *asked, SAID] if "Be brief." in words else [*asked, SAID]
+    for made in (*read(json.dumps(request(fields))), *openai_jsonl.read([json.dumps(row)], "f")):
+        assert isinstance(made, Conversation), made
+        assert list(made.messages) == said
+
+
 DECLARED = {"name": "is_dry", "description": "Dry?", "parameters": SCHEMA}
 IN_ANTHROPIC = {"name": "is_dry", "description": "Dry?", "input_schema": SCHEMA}
 BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after the system's words and the question
@@ -400,6 +418,21 @@ BODIES: dict[str, tuple[Row, list[Row]]] = {  # a row, and what was said after t
         [SAID],
     ),
     "prompts and completions": ({"prompt": [SYSTEM, ASKED], "completion": [SAID], "tools": [TOOL]}, [SAID]),
+    "prompts and completions that are texts": (
+        {"system": "Be brief.", "prompt": "Is it dry?", "completion": "Yes.", "tools": [TOOL]},
+        [SAID],
+    ),
+    "Alpaca": (
+        {
+            "system": "Be brief.",
+            "history": [["Is it dry?", "Yes."]],
+            "instruction": "Translate",
+            "input": "Dry",
+            "output": "Sych",
+            "tools": [TOOL],
+        },
+        [SAID, {"role": "user", "content": "Translate\nDry"}, {"role": "assistant", "content": "Sych"}],
+    ),
     "ShareGPT": (
         {
             "conversations": [
@@ -421,6 +454,63 @@ def test_bodies_of_other_dialects(name: str) -> None:
     assert isinstance(made, Conversation), made
     assert list(made.messages) == [SYSTEM, ASKED, *expected]
     assert list(made.tools) == [TOOL]
+
+
+@pytest.mark.parametrize("written", ["1e400", "NaN", '1, "bed": 2'])
+def test_json_that_readers_take_differently_is_not_read(written: str) -> None:
+    """Of a call's arguments it stays a text."""
+    arguments = f'{{"bed": {written}}}'
+    call = {"id": "t", "type": "function", "function": {"name": "log", "arguments": arguments}}
+    row = json.dumps({"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]})
+    [made] = openai_jsonl.read([row], "f")
+    assert isinstance(made, Conversation), made
+    assert made.messages[1]["tool_calls"] == [call]
+    [refused] = openai_jsonl.read(openai_jsonl.rows(f"[{row[:-1]}, {arguments[1:]}]"), "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "it holds" in refused.reason
+    [refused] = langfuse_traces.read([{"id": "o", "input": f"[{json.dumps(ASKED)}, {arguments}]", "output": SAID}], "f")
+    assert isinstance(refused, Unreadable), refused
+
+
+def test_an_id_of_zero_is_an_id() -> None:
+    [made] = openai_jsonl.read([json.dumps({"id": 0, "response_id": 0, "messages": [ASKED, SAID]})], "f")
+    assert isinstance(made, Conversation), made
+    assert (made.key, made.responses) == (f"openai:{hashed('0')}", {hashed("0"): 1})
+
+
+def test_names_of_speakers_are_counted_and_several_in_one_role_refused() -> None:
+    messages: list[Row] = [ASKED | {"name": "Ann"}, SAID, ASKED, SAID]
+    _, counted = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+    assert counted == PassedOver("fields name of messages, which no reader knows")
+    messages[2] = {"type": "human", "data": {"content": "Now?", "name": "Bo"}}
+    [refused] = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "several people speak in one role" in refused.reason
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    said = SAID | {"tool_calls": [{"function": {"name": "log", "arguments": {"bed": float("inf")}}}]}
+    [refused] = langfuse_traces.read([{"id": "o", "input": [ASKED], "output": said}], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert "a number that is infinite" in refused.reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASKED, SAID], "history": [["a", "b"]]},
+        {"request": {"messages": [ASKED]}, "response": {"message": SAID}, "context": "The sun is up."},
+        {"request": {"messages": [ASKED], "documents": ["The sun is up."]}, "response": {"message": SAID}},
+        {"messages": [ASKED, SAID | {"toolInvocations": [{"toolName": "is_dry", "result": 1}]}]},
+        {"instruction": "Translate", "messages": [ASKED, SAID]},
+    ],
+)
+def test_words_that_no_reader_knows_are_refused_by_their_field(row: Row) -> None:
+    [refused] = openai_jsonl.read([json.dumps(row)], "f")
+    assert isinstance(refused, Unreadable), refused
+    assert re.search(
+        "with (history|context|documents|toolInvocations|instruction), which nothing reads", refused.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -445,6 +535,47 @@ def test_a_message_that_is_more_than_text_is_refused(message: Row, reason: str) 
     assert reason in made.reason
 
 
+OWN = '{"text": "Guten Tag", "language": "de"}'  # JSON that a person or a model wrote
+
+
+def test_json_that_was_said_is_no_part() -> None:
+    numbered = {"gen_ai.prompt.0.content": OWN, "gen_ai.completion.0.content": OWN}
+    openinference = {f"llm.{side}_messages.0.message.content": OWN for side in ("input", "output")}
+    roles = {"llm.input_messages.0.message.role": "user", "llm.output_messages.0.message.role": "assistant"}
+    observation = {"id": "o", "traceId": "t", "type": "GENERATION", "input": [{"role": "user", "content": OWN}]}
+    row = {"prompt": [{"role": "user", "content": OWN}], "completion": OWN}
+    for made in (
+        *read(json.dumps(request(numbered))),
+        *read(json.dumps(request(openinference | roles))),
+        *langfuse_traces.read([observation | {"output": {"role": "assistant", "content": OWN}}], "f"),
+        *openai_jsonl.read([json.dumps(row)], "f"),
+    ):
+        assert isinstance(made, Conversation), made
+        assert [message["content"] for message in made.messages] == [OWN, OWN]
+    for answer in ('{"message": "Hello", "intent": "greet"}', {"content": "Hello", "intent": "greet"}, OWN):
+        [refused] = langfuse_traces.read([observation | {"output": answer}], "f")
+        assert isinstance(refused, Unreadable), refused
+        assert "in no form that is known here" in refused.reason
+
+
+def test_two_calls_with_one_id_are_two_calls() -> None:
+    """And one in a part and a field is one."""
+
+    def calls(parts: list[Any], fields: list[Any]) -> list[Any]:
+        messages = [ASKED, {"role": "assistant", "content": parts, "tool_calls": fields}]
+        [made] = openai_jsonl.read([json.dumps({"messages": messages})], "f")
+        assert isinstance(made, Conversation), made
+        return [call["function"]["arguments"] for call in made.messages[1]["tool_calls"]]
+
+    part = {"type": "tool_use", "id": "c", "name": "is_dry", "input": {"bed": 4}}
+    first, second = ({"id": "c", "function": {"name": "is_dry", "arguments": {"bed": bed}}} for bed in (4, 5))
+    assert calls([], [first, second]) == [{"bed": 4}, {"bed": 5}]
+    assert calls([part, part | {"input": {}}], []) == [{"bed": 4}, {}]
+    assert calls([part], [first]) == [{"bed": 4}]
+    assert calls([part | {"input": {}, "partial_json": '{"bed": 4}'}], [first]) == [{"bed": 4}]
+    assert calls([part], [second]) == [{"bed": 4}, {"bed": 5}]
+
+
 @pytest.mark.parametrize(
     ("fields", "arguments"),
     [
@@ -459,6 +590,60 @@ def test_calls_in_other_forms(fields: Row, arguments: Any) -> None:
     assert isinstance(made, Conversation), made
     function = {"name": "log", "arguments": arguments}
     assert made.messages[1]["tool_calls"] == [{"id": "t", "type": "function", "function": function}]
+
+
+def test_a_mark_that_a_turn_is_not_learnt_is_kept() -> None:
+    marks = ({"weight": 0}, {"train": False})
+    told = {"type": "ai", "data": {"content": "Yes.", "weight": 0}}
+    rows: list[Row] = [{"messages": [ASKED, turn]} for turn in (told, *(SAID | mark for mark in marks))]
+    for row in (*rows, *({"messages": [ASKED, SAID]} | mark for mark in marks)):
+        [made] = openai_jsonl.read([json.dumps(row)], "f")
+        assert isinstance(made, Conversation), made
+        assert made.messages == (ASKED, SAID | {"weight": 0})
+    [refused] = openai_jsonl.read([json.dumps({"messages": [ASKED, SAID | {"weight": 0.5}]})], "f")
+    assert "asks for a part of it" in refused.reason if isinstance(refused, Unreadable) else False
+    assert unread([{"mood": 0}, {"type": "ai", "data": {"tone": 1, "weight": 0}}]) == {"mood", "tone"}
+
+
+PARTS, OPEN = [{"text": "Yes."}], {"openinference.span.kind": "LLM", "input.value": "Is it dry?"}
+CUTS: dict[str, Row] = {  # a response, or the attributes of a span
+    "OpenAI": {"choices": [{"finish_reason": "length", "message": SAID}]},
+    "OpenAI's older completions": {"choices": [{"finish_reason": "length", "text": "Yes."}]},
+    "Anthropic": {**SAID, "type": "message", "stop_reason": "max_tokens"},
+    "Gemini": {"candidates": [{"finishReason": "MAX_TOKENS", "content": {"role": "model", "parts": PARTS}}]},
+    "Gemini's SDK": {"candidates": [{"finish_reason": "FinishReason.MAX_TOKENS", "content": {"parts": PARTS}}]},
+    "Bedrock": {"output": {"message": {"role": "assistant", "content": PARTS}}, "stopReason": "max_tokens"},
+    "Ollama": {"message": SAID, "done_reason": "length"},
+    "Responses": {"output": [{"type": "message", **SAID}], "status": "incomplete"},
+    "LangChain": {"generations": [[{"text": "Yes.", "generation_info": {"finish_reason": "length"}}]]},
+    "spans": {**FLAT, "gen_ai.completion.0.finish_reason": "length"},
+    "reasons of spans": {**FLAT, "gen_ai.response.finish_reasons": ["length"]},
+    "OpenTelemetry": {
+        "gen_ai.input.messages": json.dumps([ASKED]),
+        "gen_ai.output.messages": json.dumps([SAID | {"finish_reason": "length"}]),
+    },
+    "Vercel": {
+        "ai.prompt.messages": json.dumps([ASKED]),
+        "ai.response.text": "Yes.",
+        "ai.response.finishReason": "length",
+    },
+    "OpenInference": {**OPEN, "output.value": json.dumps({"message": SAID, "done_reason": "length"})},
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_an_answer_that_was_cut_off_is_marked(name: str) -> None:
+    def answer(written: str) -> Any:
+        fields = json.loads(written)
+        if any("." in each for each in fields):
+            return next(iter(read(json.dumps(request(fields)))))
+        row = {"request": {"messages": [ASKED]}, "response": fields}
+        return next(iter(openai_jsonl.read([json.dumps(row)], "f")))
+
+    written = json.dumps(CUTS[name])
+    assert answer(written).messages == (ASKED, SAID | {"finish_reason": "length"})
+    whole = re.sub("length|MAX_TOKENS|max_tokens|incomplete", "stop", written)
+    assert answer(whole).messages == (ASKED, SAID)
 
 
 @pytest.mark.parametrize(

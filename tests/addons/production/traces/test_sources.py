@@ -16,6 +16,7 @@ import environments
 from addons.production.ingest import described
 from addons.production.traces.build import Task
 from addons.production.traces.sources import KINDS, Ingested, Source, ingest
+from addons.supervised import chats
 from steps.core.errors import UserError
 from steps.core.params import Scenarios
 from steps.data.ingested import read_rows
@@ -61,6 +62,7 @@ def quarantined(tmp_path: Path) -> list[str]:
         ([1, 1, 2.0], None),
         ([-1, 1, 0.5], None),
         ([True, False, 3], None),
+        ([float("nan"), 1], 1),  # which is no JSON
         (["5", 1], None),
         ([1, 0, True, False], 2),
         (["4/5", "80%", "1 of 5", "20 %"], 2),
@@ -82,10 +84,10 @@ def test_scores_of_a_name_count_only_where_all_are_on_the_scale(
 @pytest.mark.parametrize(
     ("scores", "scales", "why"),
     [
-        ([float("nan"), 1, 0], {}, "is nan, neither a finite number"),
+        (["nan", 1, 0], {}, "is 'nan', neither a finite number"),
         (["-inf", 1, 0], {}, "is '-inf', neither a finite number"),
         (["7/5", 1, 0], {}, "is 7, not from 0 to 5"),
-        ([float("nan"), 5, 1], {"score": (1.0, 5.0)}, "is nan, neither a finite number"),
+        (["nan", 5, 1], {"score": (1.0, 5.0)}, "is 'nan', neither a finite number"),
         ([7, 5, 1], {"score": (1.0, 5.0)}, "is 7, not from 1 to 5"),
     ],
 )
@@ -240,3 +242,16 @@ def test_fields_that_no_reader_knows_are_counted(night: Callable[..., Ingested])
     for kind, form in (("openai", dict), ("langfuse", in_langfuse), ("mlflow", in_mlflow)):
         done = night([form(chat("3") | {"messages": marked})], kind)
         assert done.passed_over == {"fields mood of messages, which no reader knows": 1}
+
+
+def test_marks_of_turns_reach_the_demonstrations(night: Callable[..., Ingested], tmp_path: Path) -> None:
+    """And stay where another record of the same conversation has none."""
+    asked, wrong = {"role": "user", "content": "How warm?"}, {"role": "assistant", "content": "Sorry?"}
+    messages = [asked, wrong | {"weight": 0}, asked, {"role": "assistant", "content": "17", "finish_reason": "length"}]
+    more = [*messages[:1], wrong, asked, {"role": "assistant", "content": "17"}, asked]
+    last = {"id": "a", "request": {"messages": more}, "response": {"message": {"role": "assistant", "content": "18"}}}
+    night([{"id": "a", "messages": messages}, last | {"feedback": {"score": 1}}])
+    [row] = read_rows(tmp_path / "out/demonstrations.jsonl")
+    marks = [(turn.get("weight"), turn.get("finish_reason")) for turn in row["messages"] if turn["role"] == "assistant"]
+    assert marks == [(0, None), (None, "length"), (None, None)]
+    assert chats.parse(json.dumps(row)).messages == row["messages"]
