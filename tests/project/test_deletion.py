@@ -71,7 +71,7 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "from flows.training import start; from steps.core.params import Params, load; "
         "start.prepare(load('params.yaml', Params))",
         {"policy": {"start_from": "run:nightly/001"}},
-        "policy.start_from: adapter is brought by an add-on that addons/ does not have",
+        "policy.start_from is brought by the add-on starts, which addons/ does not have",
     ),
     "trackers": (
         "from steps.analytics.__main__ import main; main(['--langfuse'])",

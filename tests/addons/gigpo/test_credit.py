@@ -15,6 +15,7 @@ from steps.core.records import Trajectory, Turn
 from steps.training import batches
 from steps.training.batches import of_tokens
 from tests.conftest import ROOT
+from tests.training import against_trl
 
 # Three scored attempts and an unscored one at one scenario: the state before each turn, and the score of the episode.
 STATES = [["s0", "x", "y"], ["s0", "x"], ["s0", "z", "x"], ["s0", "x"]]
@@ -64,9 +65,18 @@ def test_equal_scores_teach_where_attempts_differ_in_length() -> None:
     assert made.by_turn[0][1] == pytest.approx(0.5 - 5 / 6)
 
 
-def test_settings_that_nothing_would_read_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"gigpo does not go with update\.loss_type: gspo"):
-        Params.model_validate({"update": {"advantages": "gigpo", "loss_type": "gspo"}})
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss_type": "gspo"}, r"gigpo does not go with update\.loss_type: gspo"),
+        ({"loss_type": "luspo"}, r"gigpo does not go with update\.loss_type: luspo"),
+        ({"importance_sampling_level": "sequence"}, "gigpo does not go with"),
+        (against_trl.PARTS, r"normalize_then_sum does not go with update\.advantages: gigpo"),
+    ],
+)
+def test_settings_that_nothing_would_read_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Params.model_validate({"update": {"advantages": "gigpo", **settings}})
 
 
 # --- States
