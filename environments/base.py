@@ -343,4 +343,4 @@ def weighed(counts: Mapping[str, float], table: Mapping[str, tuple[float, str]])
 
 def normalise(text: str) -> str:
     """Lower case, no commas within numbers, punctuation as spaces, one space between words."""
-    return str(" ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower()))))
+    return " ".join(re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d)", "", text.lower())))

@@ -95,7 +95,7 @@ def frozen_lake(env: Any) -> str:
     board = [[cell.decode() for cell in row] for row in env.unwrapped.desc]
     row, column = divmod(env.unwrapped.s, len(board[0]))
     board[row][column] = "*"
-    return str("\n".join(" ".join(cells) for cells in board))
+    return "\n".join(" ".join(cells) for cells in board)
 
 
 VIEWS: dict[str, Callable[[Any], str]] = {

@@ -153,7 +153,7 @@ class KnowledgeSearch(Players):
         row = self.data.documents.execute("select title, date, text from document where id = ?", (id,)).fetchone()
         if row is None:
             return base.error("there is no document with this id; search shows ids")
-        return str("{}, written on {}\n{}".format(*row))
+        return "{}, written on {}\n{}".format(*row)
 
     @tool
     def answer(self, text: str, citations: list[str]) -> str:

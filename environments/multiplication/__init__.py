@@ -68,7 +68,7 @@ class Multiplication(Env):
     @classmethod
     def cluster(cls, scenario: Scenario, data: Any) -> str:
         """The pair; the order of its factors does not matter."""
-        return str(" ".join(sorted(re.findall(r"\d+", str(scenario.messages[-1]["content"])))))
+        return " ".join(sorted(re.findall(r"\d+", str(scenario.messages[-1]["content"]))))
 
     @classmethod
     def accept(

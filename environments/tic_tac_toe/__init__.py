@@ -53,7 +53,7 @@ def read_board(message: Message) -> str:
     if message["role"] not in ("user", "tool") or base.is_error(message):
         return ""
     rows = re.findall(r"^([XO.]) ([XO.]) ([XO.])$", str(message["content"]), re.MULTILINE)
-    return str("".join(cell for row in rows for cell in row))
+    return "".join(cell for row in rows for cell in row)
 
 
 def last_board(messages: Sequence[Message]) -> str:
