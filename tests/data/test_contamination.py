@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -317,6 +318,7 @@ def test_the_same_run_gives_the_same_report(tmp_path: Path) -> None:
     assert first.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.skipif("coverage" in sys.modules, reason="coverage is imported, and takes time, too")
 def test_two_thousand_against_two_thousand_take_less_than_comparing_every_pair() -> None:
     """Texts of 60 words, a third of which are phrases that many share. A seventh of the time is usual."""
     rng = Random(3)

@@ -596,6 +596,7 @@ def test_progress_and_log_go_where_the_flow_looks(project: Project) -> None:
     assert "steps.toy" in (project.root / "log.txt").read_text()
 
 
+@pytest.mark.skipif("coverage" in sys.modules, reason="coverage is imported, and takes time, too")
 def test_the_hand_over_imports_the_standard_library_alone(project: Project) -> None:
     project.run()
     code, _, text = ended(
