@@ -20,7 +20,7 @@ from environments.base import Message
 from steps.core import message_parts as parts
 from steps.core.errors import UserError
 from steps.core.files import json_lines
-from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
+from steps.core.message_lists import SYSTEM, marked_in, refuse_unclear, unread, with_system
 from steps.core.message_marks import ENDS, WEIGHTS, marked
 from steps.core.outside_json import DECODER
 from steps.policy.chat import Chat
@@ -73,8 +73,8 @@ def parse(line: str) -> Demonstration:
     if not isinstance(value, dict) or not isinstance(given := value.get("messages"), list):
         raise Unusable("it has no list of messages")
     try:
-        read = [message for each in given for message in parts.messages_in(each, packed=False)]
-        refuse_several_speakers(given)
+        read = [message for each in given for message in marked_in(each, packed=False)]
+        refuse_unclear(given)
         messages = marked(with_system(parts.with_names(read), value), value)
     except (ValueError, TypeError, AttributeError, RecursionError) as problem:
         raise Unusable(str(problem) or "a message that cannot be read") from None

@@ -113,12 +113,14 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
         display.say(
             f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
         )
-    threading.Thread(target=store.import_ahead, daemon=True).start()
+    importing = threading.Thread(target=store.import_ahead, daemon=True)
+    importing.start()
     with store.variables(**usual):
         pipeline = Pipeline(Path.cwd(), beside, display.say)
         try:
             pipeline.look()
             begin(params, partial(run_stage, pipeline=pipeline, display=display), display)
+            importing.join()
             summary = _tracked(display, started, pipeline, name)
             if not display.lacks:
                 ended.keep(name, pipeline.look)

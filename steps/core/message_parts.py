@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from environments.base import Message
-from steps.core.message_marks import ENDS, WEIGHTS, marked
+from steps.core.message_marks import ENDS, WEIGHTS
 from steps.core.outside_json import DECODER
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "gpt": "assistant"}
@@ -37,11 +37,6 @@ BARE = {  # the key of a part that has no type: Gemini's and Bedrock's
 BESIDE_BARE = {"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata", *BARE}
 OF_PART = {*"text thinking signature cache_control citations response result output is_error caller".split(), *BARE}
 NAMES_OF_CALLS = ("call_id", "id", "tool_call_id", "tool_use_id", "toolCallId", "toolUseId")
-SPOKEN = re.compile(  # fields in which something is said that no reader here knows
-    r"(chat_?)?history|contexts?|query|questions?|instructions?|documents|passages|answers?|chosen|rejected"
-    r"|tool_?(invocation|result|output)s?",
-    re.IGNORECASE,
-)
 ATTACHED = ("images", "audio", "video", "files", "attachments", "experimental_attachments")
 OWN_FIELDS = """role content parts name type id tool_calls toolCalls tool_call_id toolCallId tool_use_id toolUseId call_id
     reasoning reasoning_content thinking refusal function_call invalid_tool_calls additional_kwargs lc kwargs data from value
@@ -139,7 +134,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         fields = {"role": fields[0], "content": fields[1]}  # LangChain's short form
     if not isinstance(fields, Mapping):
         raise ValueError(f"a message must be an object, not a {type(fields).__name__}")
-    around, fields = fields, unwrapped(fields)
+    fields = unwrapped(fields)
     role = role_of(fields)
     content = fields["parts"] if isinstance(fields.get("parts"), list) else fields.get("content")
     if content is None and isinstance(fields.get("refusal"), str):
@@ -150,7 +145,6 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         raise ValueError(f"content that is no text but a {type(content).__name__}")
     if attached := next((name for name in ATTACHED if fields.get(name)), None):
         raise ValueError(f"a message with {attached}, which are no text")
-    refuse_unread_words(fields, "a message")
     draft = _Draft(role)
     for name in ("reasoning", "reasoning_content", "thinking"):
         draft.think(fields.get(name))
@@ -160,7 +154,7 @@ def messages_in(fields: Any, packed: bool) -> list[Message]:
         draft.take(part)
     # Producers write a call as a part and in a field of the message: it is the same.
     draft.calls += [call for call in _calls(fields) if not call.get("id") or call not in draft.calls]
-    return marked(draft.done(fields, has_content=content not in (None, [])), {**around, **fields})
+    return draft.done(fields, has_content=content not in (None, []))
 
 
 class _Draft:
@@ -323,15 +317,6 @@ def _arguments(entry: Mapping[str, Any]) -> Any:
 
 def _inner(part: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return next((part[name] for name in names if isinstance(part.get(name), Mapping)), part)
-
-
-def refuse_unread_words(fields: Mapping[str, Any], owner: str, read: Sequence[str] = ()) -> None:
-    """ValueError where a field holds a part of what was said, and is none of those that are read."""
-    names = (name for name, value in fields.items() if SPOKEN.fullmatch(str(name)) and value and name not in read)
-    if name := next(names, None):
-        raise ValueError(
-            f"{owner} with {name}, which nothing reads: put what it says into the messages, or take it out"
-        )
 
 
 def first_of(fields: Mapping[str, Any], *names: str) -> Any:

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 20_596,
+    "lines that the main job reaches": 20_598,
     "modules that the main job reaches": 140,
-    "lines with what it asks all add-ons for": 35_422,
-    "lines of the product": 71_898,
+    "lines with what it asks all add-ons for": 35_432,
+    "lines of the product": 71_909,
     "modules of the product": 512,
-    "lines of environments, steps and flows": 40_803,
+    "lines of environments, steps and flows": 40_813,
     "settings of the core": 102,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

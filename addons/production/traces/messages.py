@@ -13,7 +13,7 @@ from typing import Any
 
 from addons.production.traces.records import PassedOver, not_kept, unknown_fields
 from environments.base import Message
-from steps.core.message_lists import SYSTEM, refuse_several_speakers, unread, with_system
+from steps.core.message_lists import SYSTEM, marked_in, refuse_unclear, refuse_unread_words, unread, with_system
 from steps.core.message_marks import marked
 from steps.core.message_parts import (
     CALLS,
@@ -23,7 +23,6 @@ from steps.core.message_parts import (
     decoded,
     kind_of,
     messages_in,
-    refuse_unread_words,
     whole,
     with_names,
     writable,
@@ -60,7 +59,7 @@ def conversation_of(value: Any, packed: bool = False) -> list[Message]:
         raise ValueError(f"no messages but a {type(value).__name__}")
     if len(value) == 1 and isinstance(value[0], list) and not all(isinstance(each, str) for each in value[0]):
         value = value[0]  # LangChain's batches
-    refuse_several_speakers(value)
+    refuse_unclear(value)
     return with_names(_listed(value, packed))
 
 
@@ -84,9 +83,8 @@ def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
     """The messages of a response, by the field that holds them."""
     name = next((name for name in ANSWERS if value.get(name) is not None), "")
     inner = value.get(name)
-    unknown = ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
     if isinstance(inner if name else value.get("content"), str) and value.keys() - FIELDS - ABOUT:
-        raise unknown  # the model may have written all of the object
+        raise _unknown(value)  # the model may have written all of the object
     if name in FURTHER and isinstance(inner, Sequence) and inner:
         answer = _choice(inner[0]) if name == "choices" else inner[0].get("content")
         return marked(answer_of(answer, packed), inner[0])
@@ -98,7 +96,7 @@ def _answered(value: Mapping[str, Any], packed: bool) -> list[Message]:
         return conversation_of(inner, packed)
     if value.keys() & set(SAID):
         return conversation_of([{**value, "role": "assistant"}], packed)
-    raise unknown
+    raise _unknown(value)
 
 
 def call_of(request: Any, response: Any, packed: bool = False) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
@@ -250,7 +248,7 @@ def _listed(entries: Sequence[Any], packed: bool) -> list[Message]:
             messages = messages_in({"role": role, "content": [entry]}, packed)
         else:
             is_item = isinstance(entry, Mapping) and entry.get("type") == "message" and entry.get("role") == "assistant"
-            messages = messages_in(entry, packed)
+            messages = marked_in(entry, packed)
         if (was_item or is_item) and made and messages and made[-1]["role"] == messages[0]["role"] == "assistant":
             made[-1] = _joined(made[-1], messages[0])
             messages = messages[1:]
@@ -280,6 +278,10 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     if isinstance(message, Mapping):
         return {"role": "assistant", **message}
     return choice.get("text") if message is None else message
+
+
+def _unknown(value: Mapping[str, Any]) -> ValueError:
+    return ValueError(f"an answer in no form that is known here (its fields: {_named(value)})")
 
 
 def _named(value: Mapping[str, Any]) -> str:

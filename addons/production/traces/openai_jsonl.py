@@ -32,9 +32,8 @@ from addons.production.traces.records import (
     plain,
     unknown_fields,
 )
-from steps.core.message_lists import SYSTEM
+from steps.core.message_lists import SYSTEM, refuse_unread_words
 from steps.core.message_marks import ENDS, WEIGHTS, marked
-from steps.core.message_parts import refuse_unread_words
 from steps.core.outside_json import DECODER
 
 PRODUCER = "openai"

@@ -28,8 +28,8 @@ from typing import Any
 from addons.production.traces.personal import without
 from addons.production.traces.records import Conversation, Feedback, hashed
 from environments.base import Message
-from steps.core.masking import MASK, Masker
-from steps.core.secret_names import inside, is_after, is_secret, secrecy
+from steps.core.masking import Masker
+from steps.core.secret_names import MASK, inside, is_after, is_secret, secrecy
 
 CACHED = 64 * 2**20  # bytes of masked texts that are kept
 # Fields whose value is personal where it has the form: kind, names, form.

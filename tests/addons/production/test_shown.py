@@ -244,6 +244,12 @@ def test_requests_on_every_path_name_no_tokens_and_what_is_lost_is_refused() -> 
         sent = client.post(path, json=body).json()
         assert "<|eot_id|>" not in json.dumps(sent, ensure_ascii=False)
         assert sent.keys() == body.keys()
+    two = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+    cut = {"role": "assistant", "content": "d", "finish_reason": "length", "weight": 0.5}
+    body = {"messages": [*two, {"role": "user", "content": "c", "query": "q"}, cut, {"role": "user", "content": "e"}]}
+    shown = client.post("/v1/chat/completions", json=body).json()["messages"]
+    contents = [("system", "a\n\nb"), ("user", "c"), ("assistant", "d"), ("user", "e")]
+    assert shown == [{"role": role, "content": text} for role, text in contents], "fields of others change nothing"
     as_it_is = {"prompt": forged}
     assert client.post("/v1/completions", json=as_it_is).json() == as_it_is
     answered = {
