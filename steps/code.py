@@ -70,6 +70,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
     from steps.core.ports import names
     from steps.core.section import at
     from steps.judging.judge import asked
+    from steps.training.terms import asking
 
     own = (params.policy.chat_template, params.policy.tool_parser, params.policy.reasoning_parser)
     is_known = params.policy.base_model in OWN_POLICIES and own == (None, None, None)
@@ -88,6 +89,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "sharing": ["weights"] * bool(at(params, "policy.share_weights")),
         "grammar": ["xgrammar"] * is_agent,
         "probe": [params.policy.kind],
+        "term": asking(params.update),
         "advantages": [at(params, "update.advantages") or "grpo"],
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),

@@ -233,6 +233,23 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return tiny.make_policy(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The gradient at each optimiser step, before it is clipped."""
+    import torch
+
+    seen: list[list[Any]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def record(weights: Any, limit: float) -> Any:
+        weights = list(weights)
+        seen.append([value.grad.clone() for value in weights])
+        return clip(weights, limit)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", record)
+    return seen
+
+
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """The address of a real PostgreSQL server's own database, for this process of the tests."""

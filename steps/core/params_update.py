@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from steps.core.params_loss import Loss
+from steps.core.params_loss import Loss, settle
 from steps.core.section import Section, opened
 
 
@@ -112,14 +112,14 @@ class Update(Loss):
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
         self._resolve_loss()
         is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
-        self._resolve("scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
-        self._resolve("max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
+        settle(self, "scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
+        settle(self, "max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
         has_least = self.lr_scheduler_type == "cosine_with_min_lr"
-        self._resolve("lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
+        settle(self, "lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
         penalised = "truncated_completions: penalise or soft_overlong"
-        self._resolve("truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
+        settle(self, "truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
         for name in ("max_completion_len", "soft_punish_cache"):
-            self._resolve(name, None, is_soft, "truncated_completions: soft_overlong")
+            settle(self, name, None, is_soft, "truncated_completions: soft_overlong")
         if (is_soft and (self.max_completion_len or 0) < (self.soft_punish_cache or 0)) or (
             is_soft and None in (self.max_completion_len, self.soft_punish_cache)
         ):
@@ -131,9 +131,9 @@ class Update(Loss):
         if is_corrected is None:  # the dtype decides: `of_dtype`
             return self
         mode = "token_truncate" if self.loss_type == "vespo" else "sequence_mask"
-        self._resolve("vllm_importance_sampling_mode", mode, is_corrected, correction)
-        self._resolve("vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
-        self._resolve("vllm_importance_sampling_clip_min", None, is_corrected, correction)
+        settle(self, "vllm_importance_sampling_mode", mode, is_corrected, correction)
+        settle(self, "vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
+        settle(self, "vllm_importance_sampling_clip_min", None, is_corrected, correction)
         if self.loss_type == "vespo" and str(self.vllm_importance_sampling_mode).startswith("sequence"):
             raise ValueError(
                 f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "

@@ -19,6 +19,8 @@ The ports, and what their objects are:
     player      a module that plays for a policy without tokens, by policy.kind: play, name (steps/evaluate.py)
     advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
                 (steps/update.py)
+    term        a Term of an update's loss beside GRPO's own, by the setting of `update` that asks for it
+                (steps/training/terms.py)
     weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
                 (steps/policy/loading.py)
     family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
@@ -79,9 +81,9 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages weights family turns template vision sharing
-    grammar probe processes launcher alone page tracker machine preflight material scenarios start source opponent
-    drawing generated teaching index trial reader end next doctor""".split()
+    """section sampler agents stage judge comparison reference player advantages term weights family turns template vision
+    sharing grammar probe processes launcher alone page tracker machine preflight material scenarios start source
+    opponent drawing generated teaching index trial reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
@@ -109,9 +111,25 @@ SECTIONS = {
     "serve": "production",
     "sft": "supervised",
     "update.advantages": "gigpo",
+    "update.delta": "terms",
+    "update.entropy_coef": "terms",
+    "update.entropy_target": "terms",
     "update.launcher": "accelerate",
+    "update.off_policy_mask_threshold": "terms",
     "update.processes": "accelerate",
+    "update.ref_model_mixup_alpha": "terms",
+    "update.ref_model_sync_steps": "terms",
+    "update.router_aux_loss_coef": "terms",
+    "update.sapo_temperature_neg": "terms",
+    "update.sapo_temperature_pos": "terms",
     "update.shard": "accelerate",
+    "update.sync_ref_model": "terms",
+    "update.top_entropy_quantile": "terms",
+    "update.use_adaptive_entropy": "terms",
+    "update.vespo_k_neg": "terms",
+    "update.vespo_k_pos": "terms",
+    "update.vespo_lambda_neg": "terms",
+    "update.vespo_lambda_pos": "terms",
 }
 
 

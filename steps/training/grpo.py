@@ -11,7 +11,6 @@ are then the same as in one process, within rounding.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from steps.core.progress import measure, progress, say
 from steps.core.stats import added
 from steps.policy.machine import deterministic
-from steps.training import entropy, memory, packing, router
+from steps.training import memory, packing
 from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
-from steps.training.model import WEIGHTS, adapter_of
+from steps.training.model import adapter_of
 from steps.training.processes import gathered, process
-from steps.training.reference import Reference
 from steps.training.schedule import check_schedule, set_rate
+from steps.training.terms import Seen, terms_of
 from steps.training.trained import Trained
 from steps.training.trust import TrustRegion
 
@@ -60,9 +59,8 @@ class Trainer(Trained):
     def _train(
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
-        router.check(settings, self.model.config)
+        self._begin_terms(settings)
         self.wide_head = settings.cast_lm_head_to_fp32
-        reference = self._reference_now(settings)
         steps = self._steps(examples, settings, seed)
         planned = settings.num_iterations * len(steps)
         check_schedule(settings, self.steps + planned)
@@ -70,7 +68,7 @@ class Trainer(Trained):
         optimizer = self._optimizer(settings)
         sampler_check = SamplerCheck()
         correction = Correction(settings) if settings.vllm_importance_sampling_correction else None
-        loss = TrlLoss(settings, self.model, temperature, self.policy.context, correction)
+        loss = TrlLoss(settings, self.model, temperature, self.policy.context, correction, self.terms)
         common: dict[str, float] = {}  # metrics that are the same in every process
         if behaviour:  # that it sampled the batch is checked on a trajectory of each group
             with adapter_of(self.model, behaviour):
@@ -81,12 +79,11 @@ class Trainer(Trained):
         else:
             self._spot_check(examples, steps[0].groups, settings, temperature, seed, sampler_check)
         measured, norms = Meter(), 0.0
-        bonus = entropy.EntropyBonus(settings, self.entropy)
         trust, divergence = TrustRegion(self.weights, settings.max_kl), None
         for number in range(planned):
             step = steps[number % len(steps)]
             observers = [trust.add] if number else [trust.add, *checks]
-            gradient = partial(self._gradient, loss, step, len(steps), settings, bonus, reference, observers)
+            gradient = partial(self._gradient, loss, step, len(steps), settings, observers)
             gradient()
             if not number:  # no weight has changed yet
                 whole = [added(values) for values in zip(*gathered(sampler_check.sums), strict=True)]
@@ -94,8 +91,8 @@ class Trainer(Trained):
             divergence = trust.take() if trust.limit else None
             if number:
                 divergence = trust.hold(divergence, gradient, number / planned)
-            if settings.has_entropy_bonus:
-                bonus.end(*loss.meter.means["entropy_of_bonus"])
+            for term in self.terms:
+                term.end(loss.meter)
             measured.take(loss.meter)
             self._sum_gradients()
             norms += clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
@@ -103,17 +100,18 @@ class Trainer(Trained):
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1
-            if number + 1 < planned:
-                self._sync(settings)
+            for term in self.terms if number + 1 < planned else ():
+                term.stepped(self)
             progress(number + 1, planned, "optimiser steps")
         look = partial(self._look, steps[0], temperature, trust)
         divergence = trust.finish(divergence if planned > 1 else None, look)
-        self._sync(settings)
+        for term in self.terms:  # the last step may have been shortened
+            term.stepped(self)
         common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
         common |= Correction.metrics(gathered((correction.sums, correction.extremes))) if correction else {}
-        common |= {"entropy_coef": bonus.weight} if settings.has_entropy_bonus else {}
+        for term in self.terms:
+            common |= term.metrics()
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
-        self.entropy = bonus.state
         self.moments = {
             name: {kind: optimizer.state[weight][kind] for kind in ("exp_avg", "exp_avg_sq")}
             for name, weight in self.weights.items()
@@ -127,8 +125,6 @@ class Trainer(Trained):
         step: OptimizerStep,
         steps: int,
         settings: Update,
-        bonus: entropy.EntropyBonus,
-        reference: Reference | None,
         observers: Sequence[Callable[..., None]],
     ) -> None:
         """The gradient of this process's share of an optimiser step, and its metrics in `loss.meter`. Each of `observers` is
@@ -137,14 +133,14 @@ class Trainer(Trained):
 
         self.model.zero_grad()  # of a way that was too long, or of an update that was refused
         loss.meter = Meter()
-        self._survey(loss, step, settings)
-        if settings.has_entropy_bonus:
-            bonus.begin(step.batches)
+        self._survey(loss, step)
         for batch, packed in self._packed(step.batches):
             batch["packed"] = packed
             if settings.beta and "ref_per_token_logps" not in batch:
-                batch["ref_per_token_logps"] = self._reference(packed, settings, reference, loss.temperature)
-            self._accumulate(loss, batch, step, steps, bonus)
+                batch["ref_per_token_logps"] = self._reference(packed, settings, loss.temperature)
+            self._accumulate(loss, batch, step, steps)
+            for term in self.terms:
+                term.add(loss, batch)
             for observer in observers:
                 observer(loss.logps, loss.entropies, batch)
             del batch["packed"]  # large, and quick to make again for the next pass
@@ -154,23 +150,29 @@ class Trainer(Trained):
                 loss(batch)
                 del batch["packed"]
 
-    def _survey(self, loss: TrlLoss, step: OptimizerStep, settings: Update) -> None:
-        """What the loss needs to know of the whole optimiser step before any gradient, in a pass of its own."""
+    def _begin_terms(self, settings: Update) -> None:
+        before = {type(term): term for term in self.terms}
+        self.terms = terms_of(settings)
+        for term in self.terms:
+            term.begin(self, before.get(type(term)))
+        self.checkpoint = None
+
+    def _survey(self, loss: TrlLoss, step: OptimizerStep) -> None:
+        """Show terms the whole optimiser step before any gradient, where they ask for that in a pass of its own."""
         import torch
 
-        if settings.top_entropy_quantile == 1 and not settings.router_aux_loss_coef:
-            return
-        entropies, balanced = [], []
-        with torch.no_grad():
-            for batch, packed in self._packed(step.everything):
-                routed: list[Any] | None = [] if settings.router_aux_loss_coef else None
-                entropies.append(self._pass(batch, packed, loss.temperature, routed)[1])
-                if routed and not batch.get("is_idle"):
-                    balanced.append((packed, routed))
-        if settings.top_entropy_quantile < 1:
-            entropy.mark_high(step.everything, entropies, settings.top_entropy_quantile)
-        if settings.router_aux_loss_coef:
-            loss.balance = router.Balance(self.model.config, balanced)
+        seen = []
+        if any(term.surveys for term in self.terms):
+            is_routed = any(term.is_routed for term in self.terms)
+            with torch.no_grad():
+                for batch, packed in self._packed(step.everything):
+                    routed = list[Any]()
+                    entropies = self._pass(batch, packed, loss.temperature, routed if is_routed else None)[1]
+                    if batch.get("is_idle"):
+                        routed.clear()
+                    seen.append(Seen(batch, entropies, packed if routed else None, routed))
+        for term in self.terms:
+            term.survey(loss, step, seen)
 
     def _pass(
         self, batch: dict[str, Any], packed: packing.Packed | None, temperature: float, routed: list[Any] | None = None
@@ -252,37 +254,19 @@ class Trainer(Trained):
             steps.append(step)
         return steps
 
-    @staticmethod
-    def _learns(example: Example, settings: Update) -> bool:
-        return example.has_gradient(settings.learns_everywhere)
+    def _learns(self, example: Example, settings: Update) -> bool:
+        return example.has_gradient(settings.beta > 0 or any(term.learns_everywhere for term in self.terms))
 
-    def _reference_now(self, settings: Update) -> Reference | None:
-        """The reference that moves, as it is for the batch of this update: TRL takes its logprobs when a batch is sampled.
-        None where it does not move."""
-        if not settings.sync_ref_model:
-            self.synced = None
-        elif self.synced is None:
-            start = self.start if settings.reference == "start" else None
-            self.synced = Reference() if start is None else Reference.of_adapter(start / WEIGHTS, self.weights)
-        return self.synced
-
-    def _sync(self, settings: Update) -> None:
-        """Move the reference towards the policy, where an optimiser step is one after which that is due."""
-        if self.synced is not None and self.steps % (settings.ref_model_sync_steps or 1) == 0:
-            self.synced = self.synced.mixed(self.weights, settings.ref_model_mixup_alpha or 0.0)
-
-    def _reference(self, packed: packing.Packed, settings: Update, moved: Reference | None, temperature: float) -> Any:
+    def _reference(self, packed: packing.Packed, settings: Update, temperature: float) -> Any:
         """Logprobs [B, S] of `update.reference`: the same model with its adapter disabled, with the first one, or with what
-        the reference has moved to."""
+        a term has in its place."""
         import torch
 
         start = self.start if settings.reference == "start" else None  # which the stage update has made sure of
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            if moved is not None and moved.terms:
-                stack.enter_context(moved.inside(self.weights))
-            else:
-                stack.enter_context(self.model.disable_adapter() if start is None else adapter_of(self.model, start))
+        inside = next((context for term in self.terms if (context := term.reference(self.weights))), None)
+        if inside is None:
+            inside = self.model.disable_adapter() if start is None else adapter_of(self.model, start)
+        with torch.no_grad(), inside:
             return packing.token_logps(self.model, packed, temperature, with_entropies=False)[0]
 
     def _correct(
@@ -304,10 +288,7 @@ class Trainer(Trained):
                     observer(old, entropies, batch)
                 correction.correct(batch, old)
 
-    @staticmethod
-    def _accumulate(
-        loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int, bonus: entropy.EntropyBonus
-    ) -> None:
+    def _accumulate(self, loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> None:
         """Backward pass of a micro-batch's share of its step's loss. Any split of a step gives the same gradient.
 
         TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its trajectories, for
@@ -318,8 +299,8 @@ class Trainer(Trained):
         if loss.loss_type == "bnpo" and batch["tokens"]:
             share = batch["tokens"] / step.tokens
         loss.weigh(share, steps)
-        if bonus.settings.has_entropy_bonus:
-            loss.entropy_coef = bonus.weight_of(batch, share)
+        for term in self.terms:
+            term.weigh(loss, batch, share)
         loss(batch).backward()
 
     def _sum_gradients(self) -> None:

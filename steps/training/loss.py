@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.imports import import_lean
 from steps.core.params_loss import SAPO, VESPO
+from steps.core.section import at
 from steps.core.stats import added
 from steps.training import packing
-from steps.training.entropy import acting
 from steps.training.meter import Meter
-from steps.training.router import Balance
+from steps.training.terms import Term
 
 if TYPE_CHECKING:
     from steps.core.params import Update
@@ -36,8 +36,8 @@ class TrlLoss:
 
     What is a row to TRL is a trajectory here, with its sampled tokens only, [B, S]: those of all its training rows, where it
     has several. The whole training rows go through the model in packed form. What TRL takes from a micro-batch is taken from
-    the whole optimiser step here: which tokens have a high entropy, the mean that the bonus for entropy is of (by its
-    weight), and its weight's changes (steps/training/entropy.py).
+    the whole optimiser step here: which tokens have a high entropy, and the mean that the bonus for entropy is of (by its
+    weight). What add-ons bring to the loss they set (steps/training/terms.py).
     """
 
     use_adaptive_entropy = False
@@ -49,6 +49,7 @@ class TrlLoss:
         temperature: float,
         max_completion_length: int,
         correction: Correction | None = None,
+        terms: Sequence[Term] = (),
     ) -> None:
         """`correction` is given the micro-batches that come without a ratio, by this loss's own forward pass."""
         import_lean("peft", "trl.trainer.grpo_trainer")
@@ -63,21 +64,20 @@ class TrlLoss:
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
         self.importance_sampling_level = settings.importance_sampling_level or "token"
-        self.router_aux_loss_coef = settings.router_aux_loss_coef
-        self.aux_loss_enabled = settings.router_aux_loss_coef > 0
-        self.balance: Balance | None = None  # of the optimiser step, where that is in the loss
+        self.router_aux_loss_coef, self.aux_loss_enabled = 0.0, False
+        # makes a micro-batch's part of a loss of the router's logits [U, experts] of each layer, where that is in the loss
+        self.balance: Callable[[packing.Packed, Sequence[Any]], Any] | None = None
         self.beta = settings.beta
         self.epsilon_low = settings.epsilon
         self.epsilon_high = settings.epsilon_high
-        self.off_policy_mask_threshold = settings.off_policy_mask_threshold
-        self.top_entropy_quantile = settings.top_entropy_quantile
-        self.entropy_coef = 0.0  # set for each micro-batch
-        self._entropy_bonus_enabled = settings.has_entropy_bonus
+        self.off_policy_mask_threshold = at(settings, "off_policy_mask_threshold")
+        self.top_entropy_quantile, self.entropy_coef, self._entropy_bonus_enabled = 1.0, 0.0, False
         self.use_vllm = self.vllm_importance_sampling_correction = settings.vllm_importance_sampling_correction
         self.max_completion_length = max_completion_length
-        read = ("delta", *SAPO, *VESPO)
+        usual = SAPO | VESPO
         self.args = SimpleNamespace(
-            **{name: getattr(settings, name) for name in read},
+            **{name: default if at(settings, name) is None else at(settings, name) for name, default in usual.items()},
+            delta=at(settings, "delta"),
             use_bias_correction_kl=bool(settings.use_bias_correction_kl),
             steps_per_generation=1,
         )
@@ -91,6 +91,8 @@ class TrlLoss:
         self.meter = Meter()
         self.logps: Any = None  # [B, S] of the latest micro-batch, without gradient
         self.entropies: Any = None  # [B, S] of the same
+        for term in terms:
+            term.join(self)
 
     def __call__(self, batch: dict[str, Any]) -> Any:
         """The loss of a micro-batch, a tensor. Its metrics are added to `meter`, but for those of a micro-batch that is
@@ -115,9 +117,6 @@ class TrlLoss:
             self.meter.by_step[name] += value / (1.0 if is_part else self.current_gradient_accumulation_steps)
         for name in [name for name in measured if name.endswith(("_min", "_max"))]:
             self.meter.reach(name, measured.pop(name)[0])
-        if self._entropy_bonus_enabled:
-            mask = acting(self._batch)
-            self.meter.add("entropy_of_bonus", float((self.entropies * mask).sum()), float(mask.sum()))
         for name, (total, count) in zip(measured, torch.stack(self._totals).tolist(), strict=True):
             self.meter.add(name, total, count)
 
@@ -146,7 +145,7 @@ class TrlLoss:
             self.correction.correct(self._batch, self.logps)
         if self.balance is None or not routed or self._batch.get("is_idle"):
             return logps, entropies, logps.detach().sum() * 0
-        return logps, entropies, self.balance.loss(packed, routed) * self.current_gradient_accumulation_steps
+        return logps, entropies, self.balance(packed, routed) * self.current_gradient_accumulation_steps
 
 
 def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:

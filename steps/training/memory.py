@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.progress import say
+from steps.training.terms import terms_of
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,8 @@ def micro_batches_on(
 
     head = model.get_output_embeddings().weight
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
-    logits = 2 * LOGITS if settings.has_entropy_bonus or settings.cast_lm_head_to_fp32 else LOGITS
+    learns_entropies = any(term.learns_entropies for term in terms_of(settings))
+    logits = 2 * LOGITS if learns_entropies or settings.cast_lm_head_to_fp32 else LOGITS
     free = free_bytes(device) - logits * fused.LOGITS - 12 * trained  # float32: the gradient and Adam's two moments
     free -= 4 * head.numel() if settings.cast_lm_head_to_fp32 else 0
     return choose(settings, costs(model.config, rank, head.element_size()), longest, free)

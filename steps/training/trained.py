@@ -4,7 +4,6 @@ its rows are packed. steps/training/grpo.py trains it by trajectories, addons/su
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from steps.training import memory, packing
 from steps.training.batches import Example
 from steps.training.model import WEIGHTS, load_model
 from steps.training.processes import gathered, process
-from steps.training.reference import Reference
+from steps.training.terms import Term
 
 if TYPE_CHECKING:
     import torch
@@ -73,11 +72,11 @@ class Trained:
         self.trained_parameters = sum(value.numel() for value in self.weights.values())
         self.steps, self.adapter_hash = 0, ""
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
-        self.entropy: tuple[float, float] | None = None  # weight of the bonus, and entropy, where that adapts
+        self.terms = list[Term]()  # of the last update's loss, beside GRPO's own
+        self.checkpoint = checkpoint  # until an update has gone on from what its terms kept there
         self.keeps_attention = False
         self.grammars: Any = None  # made where a row was sampled under one
         self.vision: Vision | None = None  # made where a row shows a picture
-        self.synced: Reference | None = None  # where update.sync_ref_model has moved the reference
         self.wide_head = False  # logits are computed in float32
         self.start: Path | None = None  # folder of the adapter that training began with, for update.reference
         if checkpoint is not None:
@@ -98,7 +97,7 @@ class Trained:
 
     def save_checkpoint(self, folder: Path, adapter: str) -> None:
         """Write what a later update resumes from: adapter weights and hash, Adam's moments (no pickle), steps, `start`, and
-        the weight of the bonus for entropy where that adapts."""
+        what terms of the loss keep."""
         from safetensors.torch import save_file
 
         folder.mkdir()
@@ -107,12 +106,9 @@ class Trained:
             tensors |= {f"{kind}.{name}": value.cpu().contiguous() for kind, value in moments.items()}
         save_file(tensors, folder / "state.safetensors")
         state: dict[str, Any] = {"adapter": adapter, "steps": self.steps}
-        if self.entropy is not None:
-            weight, last = self.entropy
-            state["entropy"] = [weight, last if math.isfinite(last) else None]  # infinite before the first step
+        for term in self.terms:
+            term.save(folder, state)
         (folder / "state.json").write_text(json.dumps(state) + "\n")
-        if self.synced is not None:
-            self.synced.save(folder / "reference")
         if self.start is not None:
             (folder / "reference").mkdir(exist_ok=True)
             shutil.copyfile(self.start / WEIGHTS, folder / "reference" / WEIGHTS)
@@ -125,10 +121,6 @@ class Trained:
         state = json.loads((folder / "state.json").read_text())
         self.steps, self.adapter_hash = state["steps"], state["adapter"]
         self.start = folder / "reference" if (folder / "reference" / WEIGHTS).exists() else None
-        self.synced = Reference.load(folder / "reference")
-        if "entropy" in state:
-            weight, last = state["entropy"]
-            self.entropy = weight, math.inf if last is None else last
         with torch.no_grad():
             for name, value in self.weights.items():
                 value.copy_(tensors[f"weight.{name}"])

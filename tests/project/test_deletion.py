@@ -17,7 +17,7 @@ from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
 ADDONS = """accelerate drawing families gguf gigpo judges lineage models pictures planning production report selfplay sharing
-    starts supervised templates trackers""".split()
+    starts supervised templates terms trackers""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -127,9 +127,25 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "serve": {"canary": 0.0},
     "sft": {"demonstrations": ["own.jsonl"]},
     "update.advantages": "gigpo",
+    "update.delta": 1.5,
+    "update.entropy_coef": 0.1,
+    "update.entropy_target": 0.3,
     "update.launcher": "accelerate",
+    "update.off_policy_mask_threshold": 0.5,
     "update.processes": 2,
+    "update.ref_model_mixup_alpha": 0.5,
+    "update.ref_model_sync_steps": 8,
+    "update.router_aux_loss_coef": 0.01,
+    "update.sapo_temperature_neg": 1.0,
+    "update.sapo_temperature_pos": 1.0,
     "update.shard": True,
+    "update.sync_ref_model": True,
+    "update.top_entropy_quantile": 0.2,
+    "update.use_adaptive_entropy": True,
+    "update.vespo_k_neg": 1.0,
+    "update.vespo_k_pos": 1.0,
+    "update.vespo_lambda_neg": 1.0,
+    "update.vespo_lambda_pos": 1.0,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
     "models": ("from steps.core.ports import bring; bring('judge', 'ruler', 'score.judges')", "the add-on judges"),

@@ -45,7 +45,7 @@ LEVELS = {
     "addons": {
         **dict.fromkeys(
             """accelerate agents drawing families gguf gigpo lineage models pictures planning report selfplay sharing starts
-            templates trackers""".split(),
+            templates terms trackers""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

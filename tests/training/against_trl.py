@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 
 from trl.rewards import get_soft_overlong_punishment
 
+from addons.terms.section import ADAPTIVE as ENTROPY
+from addons.terms.section import Terms
 from steps.core.params import Policy, Rollout, Score, Update, UpdateParams
-from steps.core.params_loss import ADAPTIVE as ENTROPY
 from steps.core.params_loss import SAPO, VESPO
 from steps.core.params_sections import Judges
 from steps.core.records import Reward, Row, Trajectory, Turn, write_records
@@ -248,10 +249,11 @@ class Trl:
         trainer.multi_objective_aggregation = update.multi_objective_aggregation
         weights = [float(is_summed), 1.0, *(0.0 if is_summed else weight for weight in WEIGHTS.values())]
         trainer.reward_weights = torch.tensor(weights)
-        trainer.off_policy_mask_threshold = update.off_policy_mask_threshold
-        trainer.top_entropy_quantile = update.top_entropy_quantile
-        trainer.entropy_coef, trainer.use_adaptive_entropy = update.entropy_coef, update.use_adaptive_entropy
-        trainer._entropy_bonus_enabled = update.entropy_coef != 0 or update.use_adaptive_entropy
+        terms = Terms.of(update)
+        trainer.off_policy_mask_threshold = terms.off_policy_mask_threshold
+        trainer.top_entropy_quantile = terms.top_entropy_quantile
+        trainer.entropy_coef, trainer.use_adaptive_entropy = terms.entropy_coef, terms.use_adaptive_entropy
+        trainer._entropy_bonus_enabled = terms.entropy_coef != 0 or terms.use_adaptive_entropy
         trainer._last_world_entropy, trainer._entropy_window_stats = float("inf"), None
         for name in ("delta", *SAPO, *VESPO, *ENTROPY):
             setattr(trainer.args, name, getattr(update, name))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from addons.terms import entropy
 from steps.core.params import Update
-from steps.training import entropy
 from tests.conftest import ROOT
 
 

@@ -14,16 +14,22 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from addons.terms.section import Terms
+from steps.training.model import WEIGHTS
+from steps.training.terms import Term
 
 if TYPE_CHECKING:
     import torch
+
+    from steps.training.trained import Trained
 
 ROUNDING = 2.0**-25  # half a unit in the last place of float32
 TENSORS, SHARES = "synced.safetensors", "synced.json"
 
 
-class Term(NamedTuple):
+class Part(NamedTuple):
     """A policy's part in the reference."""
 
     share: float
@@ -33,13 +39,13 @@ class Term(NamedTuple):
 class Reference(NamedTuple):
     """What the reference is beside the base model."""
 
-    terms: tuple[Term, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def mixed(self, weights: Mapping[str, torch.Tensor], alpha: float) -> Reference:
         """With the trained weights as they are now."""
-        older = [Term(term.share * (1 - alpha), term.weights) for term in self.terms]
-        now = Term(alpha, {name: value.detach().clone() for name, value in weights.items()})
-        return Reference((*(term for term in older if term.share > ROUNDING), now))
+        older = [Part(part.share * (1 - alpha), part.weights) for part in self.parts]
+        now = Part(alpha, {name: value.detach().clone() for name, value in weights.items()})
+        return Reference((*(part for part in older if part.share > ROUNDING), now))
 
     @contextlib.contextmanager
     def inside(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -50,9 +56,9 @@ class Reference(NamedTuple):
         try:
             for name, value in weights.items():
                 if ".lora_A." in name:
-                    value.data = torch.cat([term.weights[name].to(value.device) for term in self.terms])
+                    value.data = torch.cat([part.weights[name].to(value.device) for part in self.parts])
                 else:
-                    parts = [term.share * term.weights[name].to(value.device) for term in self.terms]
+                    parts = [part.share * part.weights[name].to(value.device) for part in self.parts]
                     value.data = torch.cat(parts, 1)
             yield
         finally:
@@ -64,10 +70,10 @@ class Reference(NamedTuple):
 
         folder.mkdir(exist_ok=True)
         tensors = {
-            f"{place}.{name}": value for place, term in enumerate(self.terms) for name, value in term.weights.items()
+            f"{place}.{name}": value for place, part in enumerate(self.parts) for name, value in part.weights.items()
         }
         save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / TENSORS)
-        (folder / SHARES).write_text(json.dumps([term.share for term in self.terms]) + "\n")
+        (folder / SHARES).write_text(json.dumps([part.share for part in self.parts]) + "\n")
 
     @staticmethod
     def load(folder: Path) -> Reference | None:
@@ -76,11 +82,11 @@ class Reference(NamedTuple):
 
         if not (folder / SHARES).exists():
             return None
-        tensors, terms = load_file(folder / TENSORS), []
+        tensors, parts = load_file(folder / TENSORS), []
         for place, share in enumerate(json.loads((folder / SHARES).read_text())):
             own = {name.partition(".")[2]: value for name, value in tensors.items() if name.startswith(f"{place}.")}
-            terms.append(Term(share, own))
-        return Reference(tuple(terms))
+            parts.append(Part(share, own))
+        return Reference(tuple(parts))
 
     @staticmethod
     def of_adapter(file: Path, names: Mapping[str, torch.Tensor]) -> Reference:
@@ -88,4 +94,30 @@ class Reference(NamedTuple):
         from safetensors.torch import load_file
 
         tensors = load_file(file)
-        return Reference((Term(1.0, {name: tensors[name.replace(".default.", ".")] for name in names}),))
+        return Reference((Part(1.0, {name: tensors[name.replace(".default.", ".")] for name in names}),))
+
+
+class Following(Term):
+    """The reference that follows the policy. For a whole update it is as it was when that began: TRL takes its logprobs when
+    a batch is sampled."""
+
+    moved = now = Reference()  # as the optimiser steps so far have moved it, and as it is for this update
+
+    def begin(self, trainer: Trained, before: Term | None) -> None:
+        kept = before.moved if isinstance(before, Following) else None
+        if kept is None and trainer.checkpoint is not None:
+            kept = Reference.load(trainer.checkpoint / "reference")
+        if kept is None and self.settings.reference == "start" and trainer.start is not None:
+            kept = Reference.of_adapter(trainer.start / WEIGHTS, trainer.weights)
+        self.moved = self.now = kept or Reference()
+
+    def reference(self, weights: dict[str, Any]) -> contextlib.AbstractContextManager[Any] | None:
+        return self.now.inside(weights) if self.now.parts else None
+
+    def stepped(self, trainer: Trained) -> None:
+        terms = Terms.of(self.settings)
+        if trainer.steps % (terms.ref_model_sync_steps or 1) == 0:
+            self.moved = self.moved.mixed(trainer.weights, terms.ref_model_mixup_alpha or 0.0)
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        self.moved.save(folder / "reference")

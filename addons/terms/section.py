@@ -1,0 +1,90 @@
+"""What the section `update` of params.yaml holds for terms of the loss beside GRPO's own, and for what some losses read
+alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from pydantic import Field, model_validator
+
+from steps.core.params_loss import CLIPPED, SAPO, VESPO, settle
+from steps.core.section import MoreFields
+
+if TYPE_CHECKING:
+    from steps.core.params import Update
+
+ADAPTIVE = {"entropy_target": 0.2}  # defaults of TRL, as those below
+SYNCED = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
+
+
+class Terms(MoreFields):
+    """Of the section `update`."""
+
+    sapo_temperature_pos: float | None = Field(None, gt=0)
+    """How steeply sapo's gate closes away from a ratio of 1 where the advantage is positive. Default: 1."""
+    sapo_temperature_neg: float | None = Field(None, gt=0)
+    """The same where it is not. Default: 1.05."""
+    vespo_k_pos: float | None = Field(None, ge=0)
+    """vespo weights a trajectory by w^k · e^(λ(1 - w)) of the product w of its tokens' ratios: k where the advantage is not
+    negative. Default: 2."""
+    vespo_lambda_pos: float | None = Field(None, ge=0)
+    """λ there. Default: 3."""
+    vespo_k_neg: float | None = Field(None, ge=0)
+    """k where the advantage is negative. Default: 3."""
+    vespo_lambda_neg: float | None = Field(None, ge=0)
+    """λ there. Default: 2."""
+    delta: float | None = Field(None, gt=1)
+    """The largest ratio where the advantage is negative, too (two-sided clipping, INTELLECT-2, arXiv:2505.07291); above
+    1 + epsilon_high. Default: none. Read by the losses that read epsilon."""
+    off_policy_mask_threshold: float | None = Field(None, gt=0)
+    """A trajectory with a negative advantage is left out of the policy's loss, and stays in its averages, where its tokens'
+    mean logprob has fallen by more nats than this since it was sampled (DeepSeek-V3.2, arXiv:2512.02556, which has 0.5 as
+    an example in TRL). Default: none is left out."""
+    sync_ref_model: bool = False
+    """Whether the reference follows the policy (TR-DPO, arXiv:2404.09656): every ref_model_sync_steps optimiser steps it
+    becomes ref_model_mixup_alpha · policy + (1 - ref_model_mixup_alpha) · reference, for the batches after that. Read with
+    beta above 0."""
+    ref_model_mixup_alpha: float | None = Field(None, gt=0, le=1)
+    """The policy's share in it. Default: 0.6; read with sync_ref_model, as is the one below."""
+    ref_model_sync_steps: int | None = Field(None, ge=1)
+    """Optimiser steps of the whole run between two. Default: 512, which is more than a short run makes."""
+    top_entropy_quantile: float = Field(1.0, ge=0, le=1)
+    """Of the tokens of an optimiser step, the share with the highest entropy that the policy's loss learns from
+    (arXiv:2506.01939, which recommends 0.2); the KL term is of all. Below 1 it costs another forward pass."""
+    entropy_coef: float = 0.0
+    """Weight of a bonus for the mean entropy of an optimiser step's tokens, in nats a token: of those of
+    top_entropy_quantile. With use_adaptive_entropy the weight to begin with."""
+    use_adaptive_entropy: bool = False
+    """After each optimiser step the weight rises by 0.005, up to 1, where that entropy was at most entropy_target, and
+    else falls, down to 0 (TRL's defaults); it counts only where the entropy of the step before was at most that
+    (Skywork-OR1, arXiv:2505.22312)."""
+    entropy_target: float | None = Field(None, ge=0)
+    """Nats a token. Default: 0.2; take it from `entropy` of the first iterations. Read with use_adaptive_entropy."""
+    router_aux_loss_coef: float = Field(0.0, ge=0)
+    """Weight of the load balance of a mixture of experts; refused for other models. TRL's default is the model's own."""
+
+    @model_validator(mode="after")
+    def resolve_terms(self) -> Terms:
+        """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
+        update = cast("Update", self)
+        if self.sync_ref_model and not update.beta:
+            raise ValueError(
+                "update.sync_ref_model would have no effect: it is read with a beta above 0 alone; take it out"
+            )
+        settle(
+            self, "delta", None, update.loss_type in CLIPPED, f"loss_type: {', '.join(CLIPPED[:-1])} or {CLIPPED[-1]}"
+        )
+        if self.delta is not None and self.delta <= 1 + (update.epsilon_high or 0.0):
+            raise ValueError(
+                f"update.delta ({self.delta:g}) must be above 1 + update.epsilon_high "
+                f"({1 + (update.epsilon_high or 0.0):g}), or it would cut what epsilon_high lets pass"
+            )
+        for fields, is_read, reader in (
+            (SAPO, update.loss_type == "sapo", "loss_type: sapo"),
+            (VESPO, update.loss_type == "vespo", "loss_type: vespo"),
+            (ADAPTIVE, self.use_adaptive_entropy, "use_adaptive_entropy: true"),
+            (SYNCED, self.sync_ref_model, "sync_ref_model: true"),
+        ):
+            for name, default in fields.items():
+                settle(self, name, default, is_read, reader)
+        return self
