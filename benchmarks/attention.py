@@ -128,7 +128,8 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     from torch.utils._pytree import tree_leaves
     from transformers import AutoModelForCausalLM
 
-    from steps.training import flex, fused, packing
+    from addons.kernels import fused
+    from steps.training import flex, packing
     from steps.training.model import wrap
 
     saved = Kept()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from steps.core.params import Params
 
 MB = 2**20
-LOGITS = 2**24  # numbers of a block of logits on a CPU: as in steps/training/layers.py; a test holds the two together
-LOGITS_ON_CARD = 2**28  # the same on a card: as in steps/training/fused.py
+LOGITS = 2**24  # numbers of a block of logits on a CPU: as in steps/training/logprobs.py; a test holds the two together
+LOGITS_ON_CARD = 2**28  # the same on a card: as in addons/kernels/fused.py
 LIBRARIES = 700 * MB  # fitted: torch, transformers and vLLM, imported
 TRAINING = 60 * MB  # fitted: TRL, PEFT
 SAMPLING = 90 * MB  # fitted: what the first batch of an engine leaves behind
@@ -100,7 +100,7 @@ def settled(shape: Shape, params: Params, machine: Machine, longest: float) -> P
 def saved(shape: Shape, params: Params) -> tuple[float, float]:
     """Bytes that a layer keeps on a CPU for the backward pass: (of each token, of each key that attention gathers).
 
-    In steps/training/layers.py each projection keeps its input (W, W, H·D of values, I) and each norm its own (2 W, with
+    In addons/kernels/layers.py each projection keeps its input (W, W, H·D of values, I) and each norm its own (2 W, with
     norms of heads those, too); queries and keys are gathered in float32 after they are turned; the gated layer keeps four
     products of I.
     """

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.counted --tokens 8192
 
 The forward and backward pass of a packed batch runs on fake tensors with the branches that a GPU takes. Each operation that
-torch dispatches is a kernel that reads its inputs and writes its outputs, whole; each function of steps/training/fused.py
+torch dispatches is a kernel that reads its inputs and writes its outputs, whole; each function of addons/kernels/fused.py
 one kernel; views are none. FlexAttention is left out. A layer is what two layers have more than one. `kept` are the bytes
 that autograd holds for the backward pass, without checkpointing. No time follows from any of this.
 """
@@ -151,8 +151,9 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
 
+    from addons.kernels import fused
     from steps.core.params import Lora, Policy
-    from steps.training import flex, fused, packing
+    from steps.training import flex, packing
     from steps.training.model import wrap
 
     tally, kept = Tally(), Kept()

@@ -20,7 +20,7 @@ KINDS = {  # of kernels, by the first in whose words a kernel's name has a part
     "attention": ("flex_attention", "triton_tem", "flash", "fmha", "sdpa", "attn", "attention"),
     "products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk", "::mm", "addmm"),
     "copies": ("memcpy", "memset", "copy"),
-    "compiled": ("triton_",),  # element-wise functions of steps/training/fused.py
+    "compiled": ("triton_",),  # element-wise functions of addons/kernels/fused.py
     "reductions": ("reduce", "softmax", "norm", "::sum"),
     "element-wise": ("elementwise", "vectorized", "foreach", "multi_tensor", "::mul", "::add"),
     "places": ("index", "scatter", "gather", "sort", "cat"),

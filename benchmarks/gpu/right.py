@@ -89,8 +89,8 @@ def compared(trainer: Any, rows: list[dict[str, Any]], *ways: AbstractContextMan
 
 
 def functions(of_gpu: bool) -> AbstractContextManager[Any]:
-    """Within it, the functions of steps/training/fused.py compute, which a GPU compiles, or those for a CPU."""
-    from steps.training import fused
+    """Within it, the functions of addons/kernels/fused.py compute, which a GPU compiles, or those for a CPU."""
+    from addons.kernels import fused
 
     return patch.object(fused, "is_used", lambda _: of_gpu)
 

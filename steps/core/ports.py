@@ -21,6 +21,9 @@ The ports, and what their objects are:
                 (steps/update.py)
     term        a Term of an update's loss beside GRPO's own, by the setting of `update` that asks for it
                 (steps/training/terms.py)
+    forwards    replace(model): faster forwards of a PEFT model's layers (steps/training/model.py)
+    kernels     a module that computes logprobs faster on some device: is_used(x), token_logps, logits_of_block(x), LOGITS
+                (steps/training/logprobs.py)
     weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
                 (steps/policy/loading.py)
     family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
@@ -81,9 +84,9 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages term weights family turns template vision
-    sharing grammar probe processes launcher alone page tracker machine preflight material scenarios start source
-    opponent drawing generated teaching index trial reader end next doctor""".split()
+    """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
+    template vision sharing grammar probe processes launcher alone page tracker machine preflight material scenarios start
+    source opponent drawing generated teaching index trial reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from steps.training import fused
+from steps.core.ports import every
 
 LOGITS = 2**24  # numbers per block of logits: 64 MiB
 LEFT_OUT = -1e30  # the logit of a token that a grammar does not allow: finite, so that 0 times it is 0
@@ -21,7 +21,9 @@ LEFT_OUT = -1e30  # the logit of a token that a grammar does not allow: finite, 
 def _token_logps(
     logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, with_slope: bool, learn_entropy: bool
 ) -> tuple[Tensor, Tensor | float, Tensor | None, Tensor | None]:
-    """As steps.training.fused.token_logps, with the slopes in float32. Overwrites `logits` of that type."""
+    """Logprobs [N] of targets [N, 1] and entropies [N] from logits [N, V], before they are divided by the temperature. With
+    the slope: minus the gradient [N, V] of a logprob by the divided logits, and where the entropy is learnt, its gradient.
+    Overwrites `logits` in float32."""
     logits = logits.float().div_(temperature)
     total = logits.logsumexp(-1, keepdim=True)
     logp = (logits.gather(-1, targets) - total)[:, 0]
@@ -75,8 +77,9 @@ class _LogSoftmax(Function):
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # of the logprob, by the hidden state
         turn = torch.empty_like(hidden) if slope is not None and learn_entropies else None  # of the entropy
         compute, numbers = _token_logps, LOGITS
-        if fused.is_used(hidden):
-            compute, numbers = fused.token_logps, fused.logits_of_block(hidden)
+        for kernels in every("kernels"):
+            if kernels.is_used(hidden):
+                compute, numbers = kernels.token_logps, kernels.logits_of_block(hidden)
         block = max(1, numbers // len(weight))
         for start in range(0, len(hidden), block):
             part = slice(start, start + block)

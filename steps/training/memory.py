@@ -1,7 +1,7 @@
 """The memory of an update on a GPU: what a token needs, how many are computed together, and weights that leave for a while.
 
 What a token needs is counted, not measured: the tensors that autograd keeps for the backward pass of
-steps/training/layers.py and of transformers' experts, with FlexAttention (tests/training/test_memory.py compares the count
+addons/kernels/layers.py and of transformers' experts, with FlexAttention (tests/training/test_memory.py compares the count
 with what is kept). On a CPU micro-batches have a constant size, because its bytes depend on it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from steps.core.ports import every
 from steps.core.progress import say
 from steps.training.terms import terms_of
 
@@ -100,13 +101,14 @@ def micro_batches_on(
         return MicroBatches(settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing))
     if deterministic:
         return MicroBatches(settings.tokens_per_micro_batch or TOKENS, settings.gradient_checkpointing is not False)
-    from steps.training import fused
+    from steps.training import logprobs
 
     head = model.get_output_embeddings().weight
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    numbers = max((kernels.LOGITS for kernels in every("kernels")), default=logprobs.LOGITS)
     learns_entropies = any(term.learns_entropies for term in terms_of(settings))
     logits = 2 * LOGITS if learns_entropies or settings.cast_lm_head_to_fp32 else LOGITS
-    free = free_bytes(device) - logits * fused.LOGITS - 12 * trained  # float32: the gradient and Adam's two moments
+    free = free_bytes(device) - logits * numbers - 12 * trained  # float32: the gradient and Adam's two moments
     free -= 4 * head.numel() if settings.cast_lm_head_to_fp32 else 0
     return choose(settings, costs(model.config, rank, head.element_size()), longest, free)
 

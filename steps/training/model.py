@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.imports import import_lean
+from steps.core.ports import every
 from steps.policy import loading
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def wrap(base: Any, policy: Policy) -> Any:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from steps.training import attention, layers
+    from steps.training import attention
 
     attention.prepare(base)
     for layer in base.modules():
@@ -44,7 +45,8 @@ def wrap(base: Any, policy: Policy) -> Any:
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(base, lora)
-    layers.replace_forwards(model)
+    for replace_forwards in every("forwards"):
+        replace_forwards(model)
     return model
 
 

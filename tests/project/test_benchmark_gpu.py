@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from addons.kernels import fused
 from benchmarks._common import ROOT
 from benchmarks.gpu import __main__ as check
 from benchmarks.gpu import models, parts, plain, right, sizes, train
 from benchmarks.gpu.table import markdown
-from steps.training import fused, packing
+from steps.training import packing
 
 FUSED = "functions of a GPU"
 PHASES = {"weights", "between", "forward", "backward", "optimiser"}

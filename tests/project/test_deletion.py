@@ -16,8 +16,8 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing families gguf gigpo judges lineage models pictures planning production report selfplay sharing
-    starts supervised templates terms trackers""".split()
+ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models pictures planning production report selfplay
+    sharing starts supervised templates terms trackers""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},

@@ -44,8 +44,8 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            """accelerate agents drawing families gguf gigpo lineage models pictures planning report selfplay sharing starts
-            templates terms trackers""".split(),
+            """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning report selfplay sharing
+            starts templates terms trackers""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

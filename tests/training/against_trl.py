@@ -335,7 +335,8 @@ def wide() -> Iterator[None]:
     import pytest
     import torch
 
-    from steps.training import layers, logprobs
+    from addons.kernels import layers
+    from steps.training import logprobs
 
     class Wide:
         float32 = torch.float64

@@ -365,15 +365,15 @@ def test_query_heads_of_one_head_of_keys_as_its_queries(heads: tuple[int, int]) 
 def test_gathered_rows_have_the_gradient_of_indexing_summed_in_float32() -> None:
     import torch
 
-    from steps.training import layers
+    from steps.training.gather import gather
 
     draw = torch.Generator().manual_seed(1)
     places = torch.tensor([0] * 700 + [3, 1, 3])
     slope = torch.rand(len(places), 2, generator=draw)
     for kind, bound in ((torch.float32, 1e-6), (torch.bfloat16, 4e-3)):
         x = torch.randn(4, 2, generator=draw).to(kind).requires_grad_()
-        assert torch.equal(layers.gather(x, places), x[places])
-        [grad] = torch.autograd.grad(layers.gather(x, places), x, slope.to(kind))
+        assert torch.equal(gather(x, places), x[places])
+        [grad] = torch.autograd.grad(gather(x, places), x, slope.to(kind))
         exact = torch.zeros(4, 2, dtype=torch.float64).index_add_(0, places, slope.to(kind).double())
         assert grad.dtype == kind
         assert relative([grad], [exact]) < bound  # one rounding; 700 additions in bfloat16 would stand still at 256

@@ -81,8 +81,9 @@ def test_parameters_and_adapter_are_those_of_the_model_that_is_trained(family: s
 
 
 def test_constants_are_those_of_the_code() -> None:
+    from addons.kernels import fused
     from steps.sampling import engine
-    from steps.training import fused, logprobs
+    from steps.training import logprobs
 
     assert memory.LOGITS == logprobs.LOGITS
     assert memory.LOGITS_ON_CARD == fused.LOGITS

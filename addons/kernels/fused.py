@@ -2,7 +2,7 @@
 
 On a GPU such work costs what it reads and writes: one by one, these operations take a quarter of the memory traffic of an
 update of 7 B parameters, and two thirds of one of 0.5 B (the same idea: Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989).
-They are the sums of steps/training/layers.py, in float32; results have the input's type. Where torch cannot compile for the
+They are the sums of addons/kernels/layers.py, in float32; results have the input's type. Where torch cannot compile for the
 device, they run as they stand here.
 
 Shapes: N rows of some width, T tokens, H heads, D head size, V vocabulary.

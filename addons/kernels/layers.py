@@ -3,7 +3,9 @@
 On a CPU, a third of an update in float32, and two thirds in bfloat16, are not matrix products (26 M parameters). Here
 adapted layers with the same input sum its gradient in one tensor, and norms and rotary embeddings are computed block by
 block, so that each pass reads from the cache what the last one wrote. On a GPU whole MLPs have a backward pass of their own,
-too, and what is element-wise is compiled (steps/training/fused.py).
+too, and what is element-wise is compiled (addons/kernels/fused.py).
+
+Without this add-on the forwards of PEFT and transformers compute the same, within rounding.
 
 Inner sums are float32, results have the input's type. The base model is frozen: only adapters and inputs have gradients.
 Importing this imports torch. Shapes: T tokens, H heads, D head size, N rows of some width, V vocabulary, r rank.
@@ -21,7 +23,7 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from steps.training import fused
+from addons.kernels import fused
 
 BLOCK = 2**17  # numbers per block: 512 KiB, several of which fit into a core's cache
 # transformers' classes that compute the same as the functions below; other classes keep their own forward
@@ -275,22 +277,3 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
-
-
-class _Gather(Function):
-    """x.index_select(0, places) of x [N, …]. Gradients of a place that comes often are summed in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.count = len(x)
-        return x.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        [places] = ctx.saved_tensors
-        total = torch.zeros(ctx.count, *slope.shape[1:], dtype=torch.float32, device=slope.device)
-        return total.index_add_(0, places, slope.float()).to(slope.dtype), None
-
-
-gather = _Gather.apply

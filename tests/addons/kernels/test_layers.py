@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from addons.kernels import fused
 from steps.core.params import Policy
-from steps.training import fused, packing
+from steps.training import packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import moved, plain_logps, random_rows, relative, twin, weights
@@ -54,7 +55,7 @@ def test_every_family_is_what_stock_transformers_and_peft_make_of_it(
 ) -> None:
     import torch
 
-    from steps.training import layers
+    from addons.kernels import layers
 
     monkeypatch.setattr(*((fused, "is_used", lambda _: True) if block == GPU else (layers, "BLOCK", block)))
     trainer = moved(Trainer(family(name, tmp_path / "base", **more), seed=1))
@@ -113,7 +114,7 @@ def test_heads_normed_and_turned_by_the_formulas(
     import torch
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-    from steps.training import layers
+    from addons.kernels import layers
 
     monkeypatch.setattr(*((fused, "is_used", lambda _: True) if block == GPU else (layers, "BLOCK", block)))
     torch.manual_seed(1)
@@ -137,7 +138,7 @@ def test_an_input_without_gradient_gets_none(tmp_path: Path) -> None:
     """The first layer's: its matrix product is spared."""
     import torch
 
-    from steps.training import layers
+    from addons.kernels import layers
 
     def backward(outs: list[Any]) -> None:
         torch.stack([out.square().sum() for out in outs]).sum().backward()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from addons.kernels import fused
 from benchmarks.gpu import counted
-from steps.training import fused
 from tests.support.tiny import relative
 
 pytestmark = pytest.mark.usefixtures("one_thread")
