@@ -166,8 +166,9 @@ class Pipeline:
             if cause is None:  # no command was run, for example because a file that the stage reads does not exist
                 why = (problem.__cause__ or problem) if isinstance(problem, ReproductionError) else problem
                 kind = "" if isinstance(why, DvcException) else f"{type(why).__name__}: "
-                cure = "; `git checkout dvc.lock` brings the committed one back" if "dvc.lock" in str(why) else ""
-                raise UserError(f"DVC cannot run {stage}: {kind}{why}{cure}") from None
+                broken = [name for name in ("dvc.lock", "chain.yaml") if name in str(why)]
+                cures = "".join(f"; `git checkout {name}` brings the committed one back" for name in broken)
+                raise UserError(f"DVC cannot run {stage}: {kind}{why}{cures}") from None
             raise StageFailed(stage, cause.code, cause.text) from None
 
 

@@ -1,5 +1,5 @@
 """What a person should hear while a run goes on: episodes that failed, iterations that teach nothing, with the cause, and
-what the tripwires see (steps/analytics/tripwires.py).
+what add-ons see (port `warning`).
 
 It reads what the stages wrote, and changes nothing.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flows.terminal.report import RUN, read
 from steps.core.errors import UserError
+from steps.core.ports import every
 from steps.project.chain import iteration_name
 
 LONGEST = 300  # characters shown of an error
@@ -20,7 +21,7 @@ CURES = {  # stop reason -> what helps
     "context": "raise policy.context, for episodes fill it",
     "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
 }
-# Tripwires that see what a warning has said already, by the words of that warning.
+# Findings that see what a warning has said already, by the words of that warning.
 SAID = {
     "failed episodes": "Warning: rollout: ",
     "no variance": " teaches nothing: ",
@@ -90,17 +91,15 @@ def warnings(iteration: int) -> list[str]:
 
 
 def tripped(iteration: int) -> dict[str, str]:
-    """What the tripwires see in an iteration, by name; also where they cannot look."""
-    from steps.analytics.tripwires import findings
-
+    """What add-ons see in an iteration, by name; also where they cannot look."""
     try:
-        return dict(findings(RUN, iteration))
+        return {name: text for findings in every("warning") for name, text in findings(RUN, iteration)}
     except UserError as problem:
         return {"not looked at": str(problem)}
 
 
 def lines(iteration: int) -> list[str]:
-    """All that a person should hear of an iteration: `warnings`, and what else the tripwires see."""
+    """All that a person should hear of an iteration: `warnings`, and what else add-ons see."""
     spoken = warnings(iteration)
     seen = tripped(iteration) if iteration else {}
     new = {name: text for name, text in seen.items() if not any(SAID.get(name, name) in line for line in spoken)}

@@ -132,6 +132,7 @@ def tests_seconds(name: str, sizes: Any) -> float:
 def keep_overhead(iteration: int, overhead: float) -> None:
     """Keep the seconds that an iteration took beyond its stages' own work: DVC, Prefect, MLflow, the hand-over."""
     path = RUN / iteration_name(iteration) / "timings" / "overhead.json"
+    path.parent.mkdir(exist_ok=True)  # no stage has, where DVC brought all outputs from its cache
     write_json(path, {"seconds": round(overhead, 4)})
 
 

@@ -142,7 +142,7 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"Not registered: {refusal(summary)}.")
     if seen := summary.get("tripwires"):
-        lines.append(f"Tripwires: {tripwires(seen)} (.venv/bin/python -m steps.analytics.tripwires says what to do)")
+        lines.append(f"Tripwires: {tripwires(seen)} (.venv/bin/python -m addons.tripwires says what to do)")
     return [*lines, *health.at_end(policy, len(summary["iterations"]))]
 
 

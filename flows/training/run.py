@@ -36,6 +36,7 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES, read_records
+from steps.core.section import at
 from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
@@ -223,7 +224,7 @@ def _iterations(
             if pipeline.beside:
                 ahead.begin(iteration)
             tracked = iterate(loop, iteration, curve, tracked)
-            if params.train.tripwires == "stop" and (seen := health.tripped(iteration)):
+            if at(params, "train.tripwires") == "stop" and (seen := health.tripped(iteration)):
                 raise UserError(
                     f"iteration {iteration} set off {len(seen)} tripwires ({', '.join(seen)}), and train.tripwires is stop: "
                     "the lines above say what was seen; mend it, or go on with --set train.tripwires=warn"

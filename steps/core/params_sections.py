@@ -149,6 +149,7 @@ class Promote(Section):
     falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
 
 
+@opened("train")
 class Train(Section):
     """The flow `make train`."""
 
@@ -160,9 +161,6 @@ class Train(Section):
     show; a run that could learn nothing stops (docs/tasks.md#how-a-run-finds-its-way). Not read with a section sft."""
     patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
-    tripwires: Literal["warn", "stop"] = "warn"
-    """What follows where a tripwire sees something wrong that is no error (docs/operate.md#tripwires): a line, or the end of
-    the run with exit code 2."""
     overlap: int = Field(0, ge=0, le=4)
     """Iterations that sampling runs ahead of the updates, beside them: an iteration samples with an adapter that is so many
     iterations older than the one it continues. chain.yaml records it, and each token's weight in the loss is corrected for

@@ -43,6 +43,8 @@ The ports, and what their objects are:
     tracker     begins a Tracker of a run, or None where it is not switched on: `Begin` of steps/tracking/tracker.py
     machine     sampled(): a context, which gives what returns the Samples of this machine since its last call
                 (steps/tracking/tracker.py)
+    warning     findings(run, number): (name, sentence) of what an iteration does wrong without an error
+                (flows/terminal/health.py)
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
                 as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
@@ -85,8 +87,8 @@ from steps.core.errors import UserError
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
-    template vision sharing grammar probe processes launcher alone page tracker machine preflight material scenarios start
-    source opponent drawing generated teaching index trial reader end next doctor""".split()
+    template vision sharing grammar probe processes launcher alone page tracker machine warning preflight material
+    scenarios start source opponent drawing generated teaching index trial reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
@@ -113,6 +115,7 @@ SECTIONS = {
     "score.ruler": "judges",
     "serve": "production",
     "sft": "supervised",
+    "train.tripwires": "tripwires",
     "update.advantages": "gigpo",
     "update.delta": "terms",
     "update.entropy_coef": "terms",

@@ -27,31 +27,46 @@ CURE = "`git checkout dvc.lock` brings the committed one back, and `.venv/bin/dv
 
 def read_lock(root: Path) -> Lock:
     """The stages in dvc.lock; none where there is no file. UserError where it is damaged."""
-    path = root / "dvc.lock"
-    if not path.exists():
-        return {}
-    text = path.read_bytes()
-    content = read_in_parts(text)
-    return stages_of(read_mapping(text, path, CURE) if content is None else content, path)
+    return LockReader().read(root)
 
 
-def read_in_parts(text: bytes) -> dict[str, Any] | None:
-    """What a dvc.lock of DVC's own form holds, read stage by stage; None where it has another form, or is damaged.
+class LockReader:
+    """Reads dvc.lock again and again: a stage whose text is as it was is not parsed again."""
 
-    A YAML parser holds a node of about 700 bytes for each value until the text has ended. In a run of 100 iterations that
-    is 100 MB, which the process then keeps; a part needs as much as one stage.
-    """
-    try:
-        head, mark, body = text.decode().partition("\nstages:\n")
-        parts = [match[0] for match in ENTRY.finditer(body)]
-        if not mark or "".join(parts) != body:
+    def __init__(self) -> None:
+        self.parts: dict[str, dict[str, Any]] = {}  # a stage's text -> what it holds, as of the last time
+        self.seen: dict[str, Any] = {}  # what entries share
+
+    def read(self, root: Path) -> Lock:
+        """As `read_lock`."""
+        path = root / "dvc.lock"
+        if not path.exists():
+            return {}
+        text = path.read_bytes()
+        content = self.in_parts(text)
+        return stages_of(read_mapping(text, path, CURE) if content is None else content, path)
+
+    def in_parts(self, text: bytes) -> dict[str, Any] | None:
+        """What a dvc.lock of DVC's own form holds, read stage by stage; None where it has another form, or is damaged.
+
+        A YAML parser holds a node of about 700 bytes for each value until the text has ended. In a run of 100 iterations
+        that is 100 MB, which the process then keeps; a part needs as much as one stage.
+        """
+        try:
+            head, mark, body = text.decode().partition("\nstages:\n")
+            parts = [match[0] for match in ENTRY.finditer(body)]
+            if not mark or "".join(parts) != body:
+                return None
+            content, stages = read_mapping(head, "its head"), dict[str, Any]()
+            self.parts = {part: self.parts.get(part) or self._entries(part) for part in parts}
+            for entries in self.parts.values():
+                stages |= entries
+        except (UserError, UnicodeDecodeError):  # reading the whole then says where
             return None
-        content, stages, seen = read_mapping(head, "its head"), dict[str, Any](), dict[str, Any]()
-        for part in parts:
-            stages |= {name: shared(entry, seen) for name, entry in read_mapping(part, "a part").items()}
-    except (UserError, UnicodeDecodeError):  # reading the whole then says where
-        return None
-    return content | {"stages": stages}
+        return content | {"stages": stages}
+
+    def _entries(self, part: str) -> dict[str, Any]:
+        return {name: shared(entry, self.seen) for name, entry in read_mapping(part, "a part").items()}
 
 
 def shared(entry: Any, seen: dict[str, Any]) -> Any:

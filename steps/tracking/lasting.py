@@ -34,6 +34,7 @@ class LastingMlflow:
         self.tracker, self.log_message, self.patience, self.pause = tracker, log_message, patience, pause
         self.waiting: dict[str, tuple[float | None, Sequence[Sample]]] = {}  # iterations that are not logged yet
         self.running: threading.Thread | None = None  # the last call, which may still wait for MLflow
+        self.starting = threading.Lock()  # of that thread
         self.has_failed, self.next_attempt = False, 0.0  # time.monotonic()
 
     def iteration(self, number: str, overhead_seconds: float | None = None, system: Sequence[Sample] = ()) -> object:
@@ -89,14 +90,20 @@ class LastingMlflow:
             except Exception as problem:
                 problems.append(problem)
 
-        if self.running is not None:
-            self.running.join(seconds)
-        if self.running is None or not self.running.is_alive():
-            self.running = threading.Thread(target=called, name="MLflow", daemon=True)
-            self.running.start()
-            self.running.join(max(0.0, until - time.monotonic()))
-            if not self.running.is_alive():
-                return problems[0] if problems else None
+        own = threading.Thread(target=called, name="MLflow", daemon=True)
+        while self.running is not own:
+            with (
+                self.starting
+            ):  # an iteration is logged in a thread of the flow, which may end in another one meanwhile
+                if self.running is None or not self.running.is_alive():
+                    own.start()
+                    self.running = own
+                running = self.running
+            running.join(max(0.0, until - time.monotonic()))
+            if running.is_alive():
+                break
+        else:
+            return problems[0] if problems else None
         return TimeoutError(f"MLflow at {self.tracker.uri_shown} did not answer within {seconds:.0f} s")
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from steps.analytics.tripwires import findings
 from steps.analytics.waste import waste
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation
+from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES
 from steps.policy.adapter import adapter_hash
 from steps.project import chain
@@ -66,7 +66,7 @@ class MeasuredRun:
     def tripped(self, number: str) -> dict[str, float]:
         """How many tripwires see something in the iteration; nothing where none does, or a file is missing."""
         try:
-            seen = findings(self.root / "run", int(number))
+            seen = [each for findings in every("warning") for each in findings(self.root / "run", int(number))]
         except UserError:  # what is missing has a line of its own
             return {}
         return {"tripwires": float(len(seen))} if seen else {}

@@ -27,7 +27,7 @@ from steps.core.records import ITERATION_STAGES
 from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import origins, read_chain
-from steps.project.lock import Lock, digest, read_lock, run_key, unfit
+from steps.project.lock import Lock, LockReader, digest, run_key, unfit
 from steps.registry import card, publish
 from steps.tracking.entries import batch, flat, inputs, public, slim
 from steps.tracking.measured import MeasuredRun
@@ -100,6 +100,7 @@ class MlflowTracker:
         with store.explained(self.uri):
             self.client = store.connect(self.root)
             self.experiment = store.experiment(self.client, self.root, self.params.task)
+        self.lock = LockReader()
         self.measured = MeasuredRun(self.root, self.log_message)
         self.parent: Any = None  # mlflow.entities.Run
         self.children: dict[str, list[Any]] = {}  # iteration -> its nested runs
@@ -114,7 +115,7 @@ class MlflowTracker:
         with self.logging, store.explained(self.uri):
             if self.stopped:
                 return None
-            lock = read_lock(self.root)
+            lock = self.lock.read(self.root)
             names = [f"{stage}@{number}" for stage in ITERATION_STAGES]
             if reason := unfit(lock, names, self.params) or self._open(lock):
                 self.log_message(f"iteration {number} is not logged: {reason}")
@@ -222,7 +223,7 @@ class MlflowTracker:
         """Find or create the parent run, once; returns why that cannot be done, if so."""
         if self.parent:
             return None
-        lock, first = lock or read_lock(self.root), [f"{stage}@001" for stage in ITERATION_STAGES]
+        lock, first = lock or self.lock.read(self.root), [f"{stage}@001" for stage in ITERATION_STAGES]
         if reason := unfit(lock, ["scenarios", "initialise", *first], self.params):
             return reason
         outputs = {out["path"]: out.get("md5") for out in lock["scenarios"].get("outs", [])}

@@ -98,6 +98,17 @@ def test_the_tests_at_the_end_are_estimated_by_the_latest_evaluation(
     assert report.tests_seconds("001", sizes) == 24.0
 
 
+def test_an_iteration_that_dvc_brought_back_has_an_overhead_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `rm -r run` its outputs come from DVC's cache, and no stage has made the folder of the timings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/001").mkdir(parents=True)
+    report.keep_overhead(1, 0.25)
+    assert report.read(tmp_path / "run/001/timings/overhead.json") == {"seconds": 0.25}
+    assert report.seconds(1) == {}
+
+
 def test_a_guess_is_no_more_exact_than_it_is() -> None:
     assert [duration(seconds) for seconds in (0.1, 42.4, 89, 90, 600)] == [
         "about 1 s",

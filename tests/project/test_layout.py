@@ -45,7 +45,7 @@ LEVELS = {
     "addons": {
         **dict.fromkeys(
             """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning report selfplay sharing
-            starts templates terms trackers""".split(),
+            starts templates terms trackers tripwires""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

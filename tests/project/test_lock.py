@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from steps.core.errors import UserError
-from steps.project.lock import read_in_parts, read_lock
+from steps.project import lock
+from steps.project.lock import LockReader, read_lock
 from tests.conftest import ROOT
 
 
@@ -25,9 +26,27 @@ WRITTEN = yaml.safe_dump(
 @pytest.mark.parametrize("text", [WRITTEN, (ROOT / "dvc.lock").read_text()], ids=["a run", "the committed one"])
 def test_the_parts_are_the_whole(text: str, tmp_path: Path) -> None:
     whole = yaml.safe_load(text)
-    assert read_in_parts(text.encode()) == whole
+    assert LockReader().in_parts(text.encode()) == whole
     (tmp_path / "dvc.lock").write_text(text)
     assert read_lock(tmp_path) == whole["stages"]
+
+
+def test_only_a_stage_that_has_changed_is_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each iteration would take longer to log than the one before."""
+    read, parsed = lock.read_mapping, list[str]()
+
+    def noted(text: str, *more: str) -> dict[str, object]:
+        parsed.append(text)
+        return read(text, *more)
+
+    monkeypatch.setattr(lock, "read_mapping", noted)
+    reader = LockReader()
+    changed = WRITTEN.replace(f"{3:032x}", f"{7:032x}")
+    for text, count in ((WRITTEN, 6), (WRITTEN, 1), (changed, 2), (WRITTEN, 2)):
+        (tmp_path / "dvc.lock").write_text(text)
+        parsed.clear()
+        assert reader.read(tmp_path) == yaml.safe_load(text)["stages"]
+        assert len(parsed) == count, "its head, and what has changed"
 
 
 OTHERS = {
@@ -43,7 +62,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_form_is_read_as_a_whole(name: str, tmp_path: Path) -> None:
     text = OTHERS[name]
-    assert read_in_parts(text.encode()) is None
+    assert LockReader().in_parts(text.encode()) is None
     (tmp_path / "dvc.lock").write_text(text)
     assert read_lock(tmp_path) == (yaml.safe_load(text) or {}).get("stages", {})
 

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from steps.analytics.tripwires import TRIPWIRES
+from addons.tripwires.tripwires import TRIPWIRES
 from steps.core.params import Params
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "Makefile").exists())

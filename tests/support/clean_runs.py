@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from steps.analytics import tripwires
+from addons.tripwires import tripwires
 from steps.project.chain import iteration_folders
 from tests.conftest import copy_project, python, run
 

@@ -109,6 +109,35 @@ def test_a_run_that_is_stopped_ends_soon(fake: FakeTracker, monkeypatch: pytest.
     assert (fake.logged, lines) == ([] if hangs else ["KILLED"], [])
 
 
+def test_a_run_may_fail_while_an_iteration_begins_to_be_logged(
+    fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`finish` joined a thread that was not started yet, and its error took the place of what the run had failed with."""
+    starts, goes_on = threading.Event(), threading.Event()
+
+    class Slow(threading.Thread):
+        def start(self) -> None:
+            if self.name == "MLflow" and not starts.is_set():
+                starts.set()
+                assert goes_on.wait(60)
+            super().start()
+
+    lines: list[str] = []
+    mlflow: Any = LastingMlflow(fake, lines.append)  # pyrefly: ignore[bad-argument-type]
+    logging = threading.Thread(target=mlflow.iteration, args=("001", 0.1))
+    ending = threading.Thread(target=mlflow.finish, args=("FAILED",))
+    monkeypatch.setattr("steps.tracking.lasting.threading.Thread", Slow)
+    logging.start()
+    assert starts.wait(60)
+    ending.start()
+    ending.join(0.2)
+    goes_on.set()
+    for thread in (logging, ending):
+        thread.join(60)
+    assert fake.logged == [("001", 0.1), "FAILED"]
+    assert lines == []
+
+
 @pytest.mark.parametrize("fails_at", ["begin", "iteration", "finish"])
 def test_an_addons_tracker_that_raises_ends_alone_and_says_so_once(fails_at: str) -> None:
     calls, lines = list[str](), list[str]()

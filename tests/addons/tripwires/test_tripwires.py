@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from addons.tripwires import tripwires
+from addons.tripwires.__main__ import main
+from addons.tripwires.tripwires import TRIPWIRES, findings
 from environments.base import Scenario, error, use
 from flows.terminal import health
-from steps.analytics import tripwires
-from steps.analytics.tripwires import TRIPWIRES, findings
 from steps.core.errors import UserError
 from steps.core.records import Reward, Trajectory, read_records, write_records
 from tests.conftest import Project
@@ -172,7 +173,7 @@ INJECTED: dict[str, tuple[str, Change]] = {  # the tripwire that must see it
 
 def test_a_real_run_sets_off_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [findings(run, number) for number in (1, 2)] == [[], []]
-    assert tripwires.main([str(run)]) == 0
+    assert main([str(run)]) == 0
     assert capsys.readouterr().out == "No tripwire sees anything.\n"
 
 
@@ -188,8 +189,23 @@ def test_a_silent_failure_is_seen_in_its_iteration(
     assert findings(run, 1) == []
     monkeypatch.chdir(run.parent)
     assert health.tripped(2).keys() == seen.keys()
-    assert tripwires.main([]) == 1
+    assert main([]) == 1
     assert f"iteration 2, {name}: " in capsys.readouterr().out
+
+
+def test_files_are_read_once_and_again_where_one_has_changed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[int]()
+    monkeypatch.setitem(TRIPWIRES, "length", lambda it: looked.append(it.number) or iter(()))
+    for _ in range(3):
+        assert findings(run, 2) == []
+    (run / "002/timings").mkdir()
+    (run / "002/timings/overhead.json").write_text("{}\n")
+    findings(run, 2)
+    assert looked == [2], "what a flow writes beside does not count"
+    for name in ("001/metrics.json", "002/metrics.json"):
+        (run / name).write_text((run / name).read_text() + " ")
+        findings(run, 2)
+    assert looked == [2, 2, 2]
 
 
 def test_each_tripwire_has_a_fault() -> None:

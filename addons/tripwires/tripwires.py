@@ -1,7 +1,7 @@
 """Tripwires: what a run does wrong without an error, read from what an iteration's stages wrote.
 
-    python -m steps.analytics.tripwires            # all iterations of run/
-    python -m steps.analytics.tripwires other/run
+    python -m addons.tripwires            # all iterations of run/
+    python -m addons.tripwires other/run
 
 Each tripwire is a plain comparison with a bound that healthy runs keep far from; the sentence says what was seen and what
 to do. flows.train looks after every iteration, says what it sees in the terminal, in MLflow and at the end, and with
@@ -12,16 +12,17 @@ stage by itself, such as logprobs of another policy, and a success that falls by
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from addons.tripwires.iteration import Iteration, evaluation, metrics
 from environments.base import Scenario, is_call_error, is_error
-from steps.analytics.iteration import Iteration, evaluation, metrics
 from steps.core.errors import UserError
+from steps.core.files import signatures
 from steps.core.records import Trajectory, read_records
 from steps.judging.rule import unusable_line
 from steps.policy.adapter import adapter_hash
@@ -277,8 +278,30 @@ TRIPWIRES: dict[str, Callable[[Iteration], Iterator[str]]] = {
 }
 
 
+_last: dict[tuple[Path, int], tuple[object, list[Finding]]] = {}  # what was seen in an iteration, and in which files
+_looking = threading.Lock()
+
+
 def findings(run: Path, number: int) -> list[Finding]:
-    """What the tripwires see in an iteration of the run, in a fixed order. UserError where a file of it is missing."""
+    """What the tripwires see in an iteration of the run, in a fixed order. UserError where a file of it is missing.
+
+    A run asks three times: for the terminal, for MLflow, and at its end. Files that are the same as before are read once."""
+    with _looking:
+        key, files = (run.absolute(), number), stamps(run, number)
+        if _last.get(key, (None,))[0] != files:
+            _last[key] = files, _findings(run, number)
+        return _last[key][1]
+
+
+def stamps(run: Path, number: int) -> object:
+    """What tells whether an iteration's files have changed, and those of earlier ones that tripwires compare it with."""
+    names = ("metrics.json", "evaluation/summary.json")
+    earlier = [run / f"{place:03d}" / name for place in range(1, number) for name in names]
+    own = [each for each in signatures(run / f"{number:03d}") if "/timings/" not in each[0]]
+    return sorted(own), [path.stat().st_mtime_ns for path in earlier if path.exists()]
+
+
+def _findings(run: Path, number: int) -> list[Finding]:
     iteration = Iteration(run, number)
     try:
         return [Finding(name, text) for name, look in TRIPWIRES.items() if (text := next(look(iteration), ""))]
@@ -291,20 +314,3 @@ def findings(run: Path, number: int) -> list[Finding]:
         raise UserError(
             f"{iteration.folder} cannot be read ({reason}): make it again (`.venv/bin/dvc repro`)"
         ) from problem
-
-
-def main(words: Sequence[str]) -> int:
-    """Print the findings of all iterations; 1 where there is one."""
-    run = Path(words[0] if words else "run")
-    lines = [
-        f"iteration {int(folder.name)}, {finding.name}: {finding.text}"
-        for folder in chain.iteration_folders(run)
-        if folder.name != "000"
-        for finding in findings(run, int(folder.name))
-    ]
-    print("\n".join(lines) or "No tripwire sees anything.")
-    return int(bool(lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

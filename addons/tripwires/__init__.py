@@ -1,0 +1,1 @@
+"""Tripwires: what a run does wrong without an error."""
