@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel
 
 from steps.code import code
-from steps.core import params
+from steps.core import params, ports
 from steps.core.params import Params
 from steps.runner.stage import signature
 
@@ -181,13 +181,19 @@ def test_the_policy_is_a_dependency_wherever_it_is_read() -> None:
 
 
 def modules_imported(file: Path) -> Iterator[str]:
-    """Files of steps/ and environments/ that a module imports anywhere in it, for types too: those name its parameters."""
+    """Files of steps/, environments/ and addons/ that a module imports anywhere in it, for types too, for those name its
+    parameters; and what it asks all add-ons for."""
     for node in ast.walk(ast.parse(file.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "every":
+            [port] = map(ast.literal_eval, node.args)
+            names = [
+                place.partition(":")[0] for addon in ports.addons() for place in addon.brings.get(port, {}).values()
+            ]
         for name in names:
             # `import a.b` runs a/__init__.py too
             for part in itertools.accumulate(name.split("."), "{}.{}".format):
