@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 20_598,
-    "modules that the main job reaches": 140,
-    "lines with what it asks all add-ons for": 35_432,
-    "lines of the product": 71_909,
-    "modules of the product": 512,
-    "lines of environments, steps and flows": 40_813,
-    "settings of the core": 102,
+    "lines that the main job reaches": 19_628,
+    "modules that the main job reaches": 135,
+    "lines with what it asks all add-ons for": 35_370,
+    "lines of the product": 72_191,
+    "modules of the product": 520,
+    "lines of environments, steps and flows": 39_843,
+    "settings of the core": 85,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
