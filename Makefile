@@ -167,9 +167,6 @@ train: ready install  ## train an agent, evaluate it, register the best adapter 
 	@mkdir -p "$(PREFECT_HOME)"
 	@$(RUN) python -m flows.train $(if $(TASK),--task $(TASK)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
-try: ready install  ## a few attempts at a task in 20 s: what the policy can do, and the way that training takes (TASK=name)
-	@$(RUN) python -m flows.probe $(if $(TASK),--task $(TASK)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
-
 new-task: install  ## write a small working task to edit (NAME=my_task)
 	@[ -n "$(NAME)" ] || { echo "Name the new task, as in 'make new-task NAME=my_task'." >&2; exit 2; }
 	@$(RUN) python -m environments._new "$(NAME)"

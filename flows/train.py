@@ -25,7 +25,7 @@ from steps.core import dotenv
 from steps.core.errors import UserError
 from steps.core.imports import uncollected
 from steps.core.params import Params
-from steps.core.ports import bring, every
+from steps.core.ports import bring, every, names
 from steps.core.progress import say
 from steps.core.terminal import command_parser
 from steps.project import kept_runs, store
@@ -71,7 +71,7 @@ def main() -> int:
             if options.task or options.preset:
                 raise UserError("--from brings the settings of its run: change them with --set, not --task or --preset")
             begin, fork = bring("source", "adapter", "--from").fork(options.source)
-        changes = [*fork, *options.set, *["train.way=grpo"] * options.force]
+        changes = [*fork, *options.set, *["train.way=grpo"] * (options.force and bool(names("way")))]
         params = set_params(changes, task=options.task, dry_run=options.dry_run, preset=options.preset, begin=begin)
         if options.dry_run:
             print(params.model_dump_json(indent=2, by_alias=True))

@@ -16,7 +16,7 @@ from addons.supervised.chats import READ, read_demonstrations
 from addons.supervised.section import Sft
 from addons.supervised.teach import taught
 from environments.base import Env, Scenario
-from flows.training.way import OWN
+from flows.training.start import DEMONSTRATIONS
 from steps.core.errors import UserError
 from steps.core.files import json_lines
 from steps.core.params import Params
@@ -86,8 +86,9 @@ def material(params: Params) -> list[str]:
     ingested, or else the scripted player. Several tasks at once have none."""
     if params.tasks:
         return []
-    ingested = INGESTED / params.task / OWN
-    files = [OWN] * (environments.data_of(params.task) / OWN).is_file() + [str(ingested)] * ingested.is_file()
+    ingested = INGESTED / params.task / DEMONSTRATIONS
+    has_own = (environments.data_of(params.task) / DEMONSTRATIONS).is_file()
+    files = [DEMONSTRATIONS] * has_own + [str(ingested)] * ingested.is_file()
     return files or [PLAYER] * has_examples(params)
 
 

@@ -27,7 +27,7 @@ from flows.terminal import health, report
 from flows.terminal.command import stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
-from flows.training import ended, start, way
+from flows.training import ended, start
 from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, result_lines, write_page, write_summary
 from steps.core import alike
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
     from environments.base import Scenario
-    from steps.analytics.readiness import Readiness
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.tracker import Sample, Tracker
 
@@ -152,14 +151,14 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
     for line in health.lines(0):
         display.say(line)
 
-    def measure() -> Readiness:
+    def play() -> None:
         for stage in [f"start@{chain.START}"] * (chain.START in start.origins(params)):
             run(stage)
         for stage in ("rollout", "score"):
-            run(f"{stage}@{way.FIRST}")
-        return way.measured_on(RUN, params.task)
+            run(f"{stage}@{iteration_name(1)}")
 
-    way.choose(params, measure, display.say)
+    for choose in every("way"):
+        choose(params, play, display.say)
 
 
 def write_chain(params: Params, iterations: int, best: int | str) -> None:
@@ -231,7 +230,9 @@ def _iterations(
                 )
             gc.collect()  # 0.02 s: what earlier stages left in cycles lies between what stays
             machine.return_memory()
-            quiet = quiet + 1 if params.train.way != "grpo" and health.teaches_nothing(iteration) else 0
+            quiet = (
+                quiet + 1 if at(params, "train.way") not in (None, "grpo") and health.teaches_nothing(iteration) else 0
+            )
             if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break

@@ -29,6 +29,7 @@ from steps.project.git import git
 
 FOLDER, POINTER = Path("start"), Path(kept_runs.STARTED)
 ORIGIN = "origin.json"
+DEMONSTRATIONS = "demonstrations.jsonl"  # in tasks_data/<task>/: looked for without being named
 
 
 def origins(params: Params) -> list[str]:

@@ -155,10 +155,6 @@ class Train(Section):
 
     iterations: int = Field(14, ge=1, le=999)
     """Most iterations of a run."""
-    way: Literal["auto", "grpo", "sft"] = "auto"
-    """How training begins. grpo: by reinforcement. sft: by supervised training on what the task has: its
-    demonstrations.jsonl, good conversations that were ingested, or its scripted player. auto: by what the first attempts
-    show; a run that could learn nothing stops (docs/tasks.md#how-a-run-finds-its-way). Not read with a section sft."""
     patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
     overlap: int = Field(0, ge=0, le=4)

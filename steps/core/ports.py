@@ -59,8 +59,10 @@ The ports, and what their objects are:
     drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
                 rollout.resample (steps/rollout.py)
     generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
+    way         choose(params, play, say): how training begins, by what the first attempts show, which play() makes; may
+                write params.yaml (flows/training/run.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are
-                (flows/training/way.py)
+                (addons/readiness/way.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
     trial       a module: share(params), of the conversations that a version on trial gets, and trial_writes(number), which
@@ -88,7 +90,7 @@ from steps.core.errors import UserError
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
     template vision sharing grammar probe processes launcher alone page tracker machine warning preflight material
-    scenarios start source opponent drawing generated teaching index trial reader end next doctor""".split()
+    scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
@@ -116,6 +118,7 @@ SECTIONS = {
     "serve": "production",
     "sft": "supervised",
     "train.tripwires": "tripwires",
+    "train.way": "readiness",
     "update.advantages": "gigpo",
     "update.delta": "terms",
     "update.entropy_coef": "terms",

@@ -16,12 +16,12 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models pictures planning production report selfplay
-    sharing starts supervised templates terms trackers tripwires""".split()
+ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models pictures planning production readiness
+    report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
-    "train": {"iterations": 1, "way": "grpo"},
+    "train": {"iterations": 1},
 }
 # Imports every module of the core, and says what would not be imported, and what of the add-ons the core still knows. The
 # packages that are named to it are as if they were not installed.
@@ -127,6 +127,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "serve": {"canary": 0.0},
     "sft": {"demonstrations": ["own.jsonl"]},
     "train.tripwires": "stop",
+    "train.way": "sft",
     "update.advantages": "gigpo",
     "update.delta": 1.5,
     "update.entropy_coef": 0.1,

@@ -21,7 +21,7 @@ from tests.support.sources import parsed
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("environments", "steps", "flows", "viewer", "addons")
 STAGES = """mix code scenarios initialise start rollout score update evaluate register""".split()
-FLOWS = "train evaluate promote rescore rollback reproduce prune export ui deploy probe doctor audit".split()
+FLOWS = "train evaluate promote rescore rollback reproduce prune export ui deploy doctor audit".split()
 # A room imports rooms of lower levels only, never a peer. Stages are above all rooms of steps/, flows above all of theirs.
 LEVELS = {
     "steps": {
@@ -44,8 +44,8 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning report selfplay sharing
-            starts templates terms trackers tripwires""".split(),
+            """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning readiness report
+            selfplay sharing starts templates terms trackers tripwires""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

@@ -1,6 +1,6 @@
 """Which way a run takes: reinforcement at once, supervised training on demonstrations first, or none, with what is missing.
 
-The policy that the run begins with is measured on the first iteration's attempts (steps/analytics/readiness.py). Where it
+The policy that the run begins with is measured on the first iteration's attempts (addons/readiness/readiness.py). Where it
 makes valid calls, succeeds at times and its attempts differ, reinforcement begins with those attempts. Where it does not,
 and somebody can show how it is done, the section `sft` is written to params.yaml, which makes the choice part of what
 `dvc repro` reproduces. Where nobody can, the run stops. `train.way` chooses by hand.
@@ -14,32 +14,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import environments
+from addons.readiness.section import Chosen
 from flows.repro.parameters import set_params
 from flows.terminal.report import RUN
 from flows.training import start
+from flows.training.start import DEMONSTRATIONS
 from steps.core.errors import UserError
 from steps.core.ports import every, names
 from steps.project.chain import iteration_name
 
 if TYPE_CHECKING:
-    from steps.analytics.readiness import Readiness
+    from addons.readiness.readiness import Readiness
     from steps.core.params import Params
 
-OWN = "demonstrations.jsonl"  # in tasks_data/<task>/: looked for without being named
 FIRST = iteration_name(1)
 
 
-def choose(params: Params, measure: Callable[[], Readiness], say: Callable[[str], None]) -> Params:
-    """The parameters with which the run goes on, those of params.yaml; `measure` makes the first attempts. UserError where
-    the run could learn nothing."""
-    if params.is_taught or params.train.way == "grpo":
+def choose(params: Params, play: Callable[[], None], say: Callable[[str], None]) -> Params:
+    """The parameters with which the run goes on, those of params.yaml; `play` makes the first iteration's attempts.
+    UserError where the run could learn nothing."""
+    asked = Chosen.of(params.train).way
+    if params.is_taught or asked == "grpo":
         return params
     sources = material(params)
-    if params.train.way == "sft":
+    if asked == "sft":
         if not sources:
             raise UserError(f"train.way is sft, and there is nothing to learn from. {missing(params)}")
         return adopt(params, sources, say)
-    measured = measure()
+    play()
+    measured = measured_on(RUN, params.task)
     for line in described(measured):
         say(line)
     way, sentence = decision(measured, params, sources)
@@ -71,7 +74,7 @@ def decision(measured: Readiness, params: Params, sources: list[str]) -> tuple[s
 
 def measured_on(run: Path, task: str) -> Readiness:
     """The readiness that the first iteration's attempts show."""
-    from steps.analytics.readiness import readiness
+    from addons.readiness.readiness import readiness
     from steps.core.records import Reward, Trajectory, read_records
 
     trajectories = read_records(Trajectory, run / FIRST / "trajectories.parquet")
@@ -98,7 +101,7 @@ def missing(params: Params) -> str:
     if not names("teaching"):
         return f"Begin {other}"
     return (
-        f"Write some 30 demonstrations to {environments.data_of(params.task) / OWN} (docs/start.md), or a player "
+        f"Write some 30 demonstrations to {environments.data_of(params.task) / DEMONSTRATIONS} (docs/start.md), or a player "
         f"`scripted` in the task, then run the same command again. Or begin {other}"
     )
 

@@ -1,10 +1,10 @@
 """Probe: a few attempts of the base policy at a task: what it can do of what the task needs, and the way training takes.
 
-    python -m flows.probe --task my_task                       # or: make try TASK=my_task
-    python -m flows.probe --task my_task --preset smollm2 --set rollout.max_tokens=128
+    python -m addons.readiness.probe --task my_task                       # or: make try TASK=my_task
+    python -m addons.readiness.probe --task my_task --preset smollm2 --set rollout.max_tokens=128
 
 Nothing is written, and params.yaml stays as it is. flows.train measures the same on its first iteration's attempts, and
-then chooses (flows/training/way.py). Left out: judges, which are not asked, and agents of your own, which need a gateway.
+then chooses (addons/readiness/way.py). Left out: judges, which are not asked, and agents of your own, which need a gateway.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LOG = Path(".flywheel/try.log")
 def probe(params: Params, scenarios: int, attempts: int) -> None:
     """Play, and print the table, one attempt and the decision. UserError where the task cannot be played here."""
     import environments
-    from flows.training import way
-    from steps.analytics.readiness import readiness
+    from addons.readiness import way
+    from addons.readiness.readiness import readiness
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import engine
     from steps.sampling.job import Job
@@ -83,7 +83,7 @@ def shown(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> list[st
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = command_parser("flows.probe", __doc__, allow_abbrev=False)
+    parser = command_parser("addons.readiness.probe", __doc__, allow_abbrev=False)
     parser.add_argument("--task", help="the task; by default that of params.yaml")
     parser.add_argument("--preset", help="a model's settings, on top of the task's")
     parser.add_argument(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from addons.models import players
-from flows import probe
+from addons.readiness import probe
 from steps.core.params import Policy
 from steps.core.records import Trajectory, Turn
 from steps.sampling import engine

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from addons.readiness import way
+from addons.readiness.readiness import Readiness
 from addons.supervised import collect
 from addons.supervised.collect import PLAYER
 from addons.supervised.section import Sft
-from flows.training import way
-from steps.analytics.readiness import Readiness
 from steps.core.errors import UserError
 from steps.core.params import Params, load
 from tests.conftest import ROOT
@@ -41,7 +41,9 @@ def choose(measured: Readiness, **changes: object) -> tuple[Params, list[str]]:
     lines: list[str] = []
     params = load("params.yaml", Params)
     params = params.model_copy(update={"train": params.train.model_copy(update=changes)})
-    return way.choose(params, lambda: measured, lines.append), lines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(way, "measured_on", lambda *_: measured)
+        return way.choose(params, lambda: None, lines.append), lines
 
 
 def test_a_policy_that_speaks_is_reinforced_at_once(project: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import environments
+from addons.readiness.readiness import Readiness, readiness
 from environments.base import use
-from steps.analytics.readiness import Readiness, readiness
 from steps.core.records import Reward, Trajectory, Turn
 
 ENV = environments.load("_template")
