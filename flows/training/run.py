@@ -206,6 +206,7 @@ def _iterations(
         display.say(BLIND)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
+    chooses = at(params, "train.way") not in (None, "grpo")
     quiet = 0  # iterations in a row without a signal, where the run chose its way
 
     def submit(stage: str, before: PrefectFuture[bool] | None) -> PrefectFuture[bool]:
@@ -230,9 +231,7 @@ def _iterations(
                 )
             gc.collect()  # 0.02 s: what earlier stages left in cycles lies between what stays
             machine.return_memory()
-            quiet = (
-                quiet + 1 if at(params, "train.way") not in (None, "grpo") and health.teaches_nothing(iteration) else 0
-            )
+            quiet = quiet + 1 if chooses and health.teaches_nothing(iteration) else 0
             if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break
