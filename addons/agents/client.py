@@ -51,6 +51,7 @@ WAIT = 20.0  # seconds that a request for leases may wait for some
 TIMEOUT = 30.0  # seconds of any other request
 GRACE = 15.0  # seconds after an episode's time limit in which its process must have said so
 GOODBYE = 2.0  # seconds for the last request
+LONGEST = 1000  # characters of an error
 
 
 class Gone(UserError):
@@ -261,9 +262,16 @@ class Client:
             await self.ask("results", body, holding=False)
         except Late:
             pass
-        except UserError as problem:
+        except (
+            UserError,
+            ValueError,
+        ) as problem:  # refused, or no JSON: without this it would be given again and again
             self.say(f"{body['episode']} cannot be reported: {problem}")
-        self._drop(key)
+            error = f"its result could not be reported: {problem}"[:LONGEST].encode("ascii", "replace").decode()
+            with contextlib.suppress(Late, UserError):
+                await self.ask("results", body | {"result": None, "error": error}, holding=False)
+        finally:
+            self._drop(key)
 
     def _drop(self, key: str) -> None:
         """Have done with an episode: it was reported, or is another's."""

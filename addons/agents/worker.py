@@ -75,7 +75,8 @@ def clean(text: str, episode: Episode | None) -> str:
 def explain(error: BaseException, episode: Episode) -> str:
     """What failed an episode, in one line; its traceback goes to the log."""
     traceback.print_exception(error)
-    return clean(" ".join(f"{type(error).__name__}: {error}".split()).removesuffix(": "), episode)[:LONGEST_ERROR]
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()  # it may hold half a letter
+    return clean(" ".join(text.split()).removesuffix(": "), episode)[:LONGEST_ERROR]
 
 
 def as_result(value: Any) -> Result:

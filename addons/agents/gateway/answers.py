@@ -165,6 +165,8 @@ class Answers:
             raise BadRequest(reason, "messages", TOO_LONG)
         if replies.is_held_to_one_call(request) and chat.tool_parser != replies.TAGGED:
             request = request._replace(ignored=(*request.ignored, "parallel_tool_calls"))
+        if (request.max_tokens or 0) > limit:
+            request = request._replace(ignored=(*request.ignored, "max_tokens"))
         limits = replies.limits(request, chat, limit, self.plan.grammar)
         self.refused.pop(execution.episode, None)
         self.ignored.update(request.ignored)
@@ -253,7 +255,8 @@ class Answers:
         """Add the answers to the token graph, and let the clients have them."""
         seed = f"{execution.episode} {call.digest} {call.number}"
         parsed = [
-            replies.read(answer, call.request, chat, f"{seed} {place}") for place, answer in enumerate(entry.answers)
+            replies.read(answer, call.request, chat, f"{seed} {place}", self.plan.grammar)
+            for place, answer in enumerate(entry.answers)
         ]
         for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
             execution.graph.add(placement, call.request, chat, answer, choice.message)

@@ -91,6 +91,9 @@ def _assistant(fields: dict[str, Any], path: str) -> Message:
     for name in ("function_call", "audio"):
         if fields.get(name):
             raise BadRequest(f"{path}.{name} cannot be read; calls stand in tool_calls", f"{path}.{name}")
+    if fields.get("prefix"):
+        reason = "end the messages with what the model is to answer"
+        raise BadRequest(f"{path}.prefix cannot be honoured: {reason}", f"{path}.prefix")
     content = read.joined(fields.get("content"), f"{path}.content", ("text", "refusal"))
     reasoning = ""
     for name in ("reasoning_content", "reasoning"):
@@ -134,6 +137,8 @@ def schema(given: Any, path: str, outer: str = "") -> dict[str, Any] | None:
         return None
     form = read.mapping(given, path)
     kind = read.member(form.get("type"), f"{path}.type", ("text", "json_object", "json_schema"))
+    if kind == "json_object" and form.get("schema") is not None:  # as some servers have it
+        return read.plain_object(form["schema"], f"{path}.schema")
     if kind != "json_schema":
         return {"type": "object"} if kind == "json_object" else None
     if outer:

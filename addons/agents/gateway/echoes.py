@@ -4,20 +4,22 @@ A client sends an answer back in a form of its own. It may fill in the defaults 
 write the calls in another order or as messages of their own, put its words behind them, or add the stop text that ended the
 answer. An assistant's messages that stand for a recorded answer are replaced by that answer here, so that the request
 continues the recorded tokens. An answer is recognised by the ids of its calls, which the gateway made, and otherwise by its
-words and the names of its calls. What was really changed (words, a value of an argument, a call) is left as it came.
+words, and its calls with their arguments, among which only defaults of the tool's schema may have been filled in. What was
+really changed (words, a value of an argument, a call) is left as it came.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from addons.agents.gateway.types import assistant
 from environments.base import Message
 
 Calls = list[dict[str, Any]]
+Defaults = Mapping[str, Mapping[str, Any]]  # of arguments, by tool and name
 
 
 class Part(NamedTuple):
@@ -56,12 +58,13 @@ class Answers:
         for words in own.words:
             self.by_text[words, *_names(calls)].append(own)
 
-    def recognised(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with recorded answers in the place of an assistant's that stand for them; O(length of the text)."""
+    def recognised(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Message]:
+        """The messages, with recorded answers in the place of an assistant's that stand for them; `tools` of the request."""
         made: list[Message] = []
         place = 0
+        defaults = {tool["function"]["name"]: _defaults(tool["function"].get("parameters")) for tool in tools}
         while place < len(messages):
-            part = self._answer(messages, place) if messages[place]["role"] == "assistant" else None
+            part = self._answer(messages, place, defaults) if messages[place]["role"] == "assistant" else None
             if part is None:
                 made.append(messages[place])
                 place += 1
@@ -73,7 +76,7 @@ class Answers:
             made += [assistant(part.words, part.reasoning, part.calls), *part.results]
         return made
 
-    def _answer(self, messages: Sequence[Message], place: int) -> Part | None:
+    def _answer(self, messages: Sequence[Message], place: int, defaults: Defaults) -> Part | None:
         """The recorded answer that begins here; None where there is none."""
         parts = []
         for part in _parts(messages, place, self.most_calls + 2):
@@ -82,28 +85,35 @@ class Answers:
             if own is not None and (same := self._same(part, own)) is not None:
                 return same
         for part in sorted(parts, key=lambda part: (part.is_parted, 0 if part.is_parted else -part.end)):
+            filled = None
             for own in self.by_text.get((part.words.strip(), *_names(part.calls)), ()):
-                if (same := self._same(part, own)) is not None:
-                    return same
+                same = self._same(part, own, defaults)
+                if same is not None and all(any(call is given for given in part.calls) for call in same.calls):
+                    return same  # with the very arguments
+                filled = filled or same
+            if filled is not None:
+                return filled
         return None
 
     @staticmethod
-    def _same(part: Part, own: Recorded) -> Part | None:
+    def _same(part: Part, own: Recorded, defaults: Defaults | None = None) -> Part | None:
         """The part with the answer's words, and its calls in their order with the arguments that were recorded; None where
-        the two differ."""
+        the two differ. Without `defaults`, for calls with the gateway's ids, any argument may have been added."""
         recorded: Calls = own.message.get("tool_calls") or []
         if part.words.strip() not in own.words or len(part.calls) != len(recorded):
             return None
         pairs: dict[int, dict[str, Any]] = {}  # the client's call by the place of the recorded one
-        for fits in (_has_id, _is_equal, _stands_for):  # the surest sign first
+
+        def stands_for(given: dict[str, Any], call: dict[str, Any]) -> bool:
+            return _stands_for(given, call, defaults)
+
+        for fits in (_has_id, _is_equal, stands_for):  # the surest sign first
             left = [given for given in part.calls if not any(given is taken for taken in pairs.values())]
             for place, call in enumerate(recorded):
                 if place not in pairs and (given := next((each for each in left if fits(each, call)), None)):
                     pairs[place] = given
                     left = [each for each in left if each is not given]
-        if len(pairs) < len(recorded) or not all(
-            _stands_for(pairs[place], call) for place, call in enumerate(recorded)
-        ):
+        if len(pairs) < len(recorded) or not all(stands_for(pairs[place], call) for place, call in enumerate(recorded)):
             return None
         calls = [_as_recorded(pairs[place], call) for place, call in enumerate(recorded)]
         return part._replace(words=str(own.message["content"]), calls=calls)
@@ -149,12 +159,26 @@ def _has_id(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
 
 
 def _is_equal(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
-    return bool(given["function"]["arguments"] == recorded["function"]["arguments"]) and _stands_for(given, recorded)
-
-
-def _stands_for(given: dict[str, Any], recorded: dict[str, Any]) -> bool:
     ours, theirs = recorded["function"], given["function"]
-    return bool(theirs["name"] == ours["name"] and fills(theirs["arguments"], ours["arguments"]))
+    return bool(theirs["name"] == ours["name"] and theirs["arguments"] == ours["arguments"])
+
+
+def _stands_for(given: dict[str, Any], recorded: dict[str, Any], defaults: Defaults | None) -> bool:
+    ours, theirs = recorded["function"], given["function"]
+    if theirs["name"] != ours["name"] or not fills(theirs["arguments"], ours["arguments"]):
+        return False
+    if defaults is None or not isinstance(theirs["arguments"], dict):
+        return True
+    added = {name: value for name, value in theirs["arguments"].items() if name not in ours["arguments"]}
+    own = defaults.get(ours["name"], {})
+    return all(value is None or (name in own and own[name] == value) for name, value in added.items())
+
+
+def _defaults(parameters: Any) -> dict[str, Any]:
+    """The defaults of a tool's arguments, by its schema."""
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    listed = properties.items() if isinstance(properties, dict) else ()
+    return {name: schema["default"] for name, schema in listed if isinstance(schema, dict) and "default" in schema}
 
 
 def _as_recorded(given: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ SAMPLING = (
     *("length_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "ignore_eos", "reasoning"),
     *("reasoning_effort", "verbosity", "thinking_token_budget", "chat_template_kwargs", "truncate_prompt_tokens"),
 )
+EMPTY: tuple[Any, ...] = ("", [], {})  # what asks for nothing; false and 0 may ask for what is otherwise
+USUAL = {"background"}  # false, as everybody takes it
 NESTED = (("text", "verbosity"), ("output_config", "effort"), ("thinking", "budget_tokens"))  # likewise, a field inside
 # Fields of every dialect that change no token: whom a provider bills, what it keeps, and how an answer is delivered.
 HARMLESS = {
@@ -167,7 +169,7 @@ def ignored(fields: Mapping[str, Any], own: Collection[str]) -> tuple[str, ...]:
     return (
         *(name for name in SAMPLING if name in fields),
         *nested,
-        *(_top(name) for name in unread if fields[name]),
+        *(_top(name) for name in unread if not (fields[name] in EMPTY or (name in USUAL and not fields[name]))),
     )
 
 

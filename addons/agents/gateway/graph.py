@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.agents.gateway.causes import Conversation, cause, conversation
 from addons.agents.gateway.echoes import Answers, stripped
-from addons.agents.gateway.replies import grammar
+from addons.agents.gateway.replies import grammar, said
 from addons.agents.gateway.types import BadRequest, Cause, Request
 from environments.base import Message
 from steps.core.pictures import Shown, filled
@@ -85,7 +85,7 @@ class Graph:
         """Where the answer to a request belongs; changes nothing. BadRequest where the template refuses its messages."""
         if request.prompt is not None:
             return self._place_text(request.prompt, chat)
-        shown = conversation(self.echoes.recognised(request.messages), chat.tools_text)
+        shown = conversation(self.echoes.recognised(request.messages, request.tools), chat.tools_text)
         place = max((at for at, message in enumerate(shown.messages) if message["role"] == "assistant"), default=-1)
         parent = self._continued(shown, place + 1)
         is_stopped = parent is not None and not _has_stop(request.messages, self.nodes[parent].stop)
@@ -142,8 +142,7 @@ class Graph:
         if self.mode != "free" and (fields := grammar(request, chat)):
             node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
-        text = chat.text(answer.completion_ids) if request.stop else ""
-        node.stop = min(((text.index(stop), stop) for stop in request.stop if stop in text), default=(0, ""))[1]
+        node.stop = said(answer, request, chat)[1] or ""
         if not placement.is_text:
             self.echoes.add(message, request.stop)
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)
@@ -212,7 +211,13 @@ class Graph:
             for number in self.ends.get(shown.name(count), ())
             if all(stripped(text) == stripped(self._reasoning(number, at)) for at, text in reasoning)
         ]
-        return max(fitting, key=lambda number: (not self.nodes[number].children, number), default=None)
+        sent = _ids(shown.messages[count - 1])
+
+        def rank(number: int) -> tuple[bool, bool, int]:
+            node = self.nodes[number]
+            return _ids(node.message) == sent, not node.children, number
+
+        return max(fitting, key=rank, default=None)
 
     def _reasoning(self, number: int, place: int) -> Any:
         node = self.nodes[number]
@@ -247,6 +252,11 @@ class Graph:
             new = ({"role": "user", "content": rest if isinstance(rest, str) else chat.text(added)},)
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, is_text=True)
+
+
+def _ids(message: Message) -> list[Any]:
+    """The ids of a message's calls, by which equal answers are told apart."""
+    return [call.get("id") for call in message.get("tool_calls") or ()]
 
 
 def _has_stop(messages: Sequence[Message], stop: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steps.core.params_sections import Grammar
     from steps.policy.chat import Chat
 
-END_OF_CALL = "</tool_call>"  # of that form; a turn that may have one call ends there
+BEGIN_OF_CALL, END_OF_CALL = "<tool_call>", "</tool_call>"  # of that form; a turn that may have one call ends there
 TAGGED = "hermes"  # the form of calls for which a tool can be forced
 MODEL = "policy"  # the name that clients call the model by; any other name is answered, too
 
@@ -29,8 +29,8 @@ def limits(request: Request, chat: Chat, max_tokens: int, mode: Grammar = "exact
         fields["stop"].append(END_OF_CALL)
     if mode != "free":
         fields |= grammar(request, chat)
-    if request.top_logprobs:
-        fields["top_logprobs"] = request.top_logprobs
+    if request.top_logprobs is not None:
+        fields["top_logprobs"] = max(1, request.top_logprobs)  # where the policy is greedy, nothing else has them
     return fields
 
 
@@ -40,10 +40,23 @@ def is_held_to_one_call(request: Request) -> bool:
 
 
 def grammar(request: Request, chat: Chat) -> dict[str, str]:
-    """The grammar that a request asks for, as a field of Limits: nothing, a JSON schema, or a structural tag."""
+    """The grammar that a request asks for, as a field of Limits: nothing, a JSON schema, or a structural tag. Where there
+    are tools, too, a schema is of the answer in the end, and the policy may call one before."""
     if request.tool_choice not in ("auto", "none"):
         return {"tag": json.dumps(_forced(request, chat))}
-    return {} if request.schema is None else {"schema": json.dumps(request.schema)}
+    if request.schema is None:
+        return {}
+    if not request.tools or request.tool_choice == "none":
+        return {"schema": json.dumps(request.schema)}
+    if chat.tool_parser != TAGGED:
+        raise BadRequest(
+            "response_format: beside tools the form of an answer can be set only where calls are JSON between tags, and "
+            f"this model's are {chat.tool_parser}; leave one of the two out, or set rollout.grammar: free",
+            "response_format",
+        )
+    answer = {"type": "json_schema", "json_schema": request.schema}
+    names = [tool["function"]["name"] for tool in request.tools]
+    return {"tag": json.dumps(_one_of([answer, *_tags(request, names)]))}
 
 
 def _forced(request: Request, chat: Chat) -> dict[str, Any]:
@@ -58,33 +71,57 @@ def _forced(request: Request, chat: Chat) -> dict[str, Any]:
             f"{chat.tool_parser}; use auto",
             "tool_choice",
         )
-    tags = [
+    return _one_of(_tags(request, wanted))
+
+
+def _tags(request: Request, wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """A turn that is one call of a tool, for each of these tools."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
+    return [
         {
             "type": "tag",
             "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
-            "content": {"type": "json_schema", "json_schema": names[name].get("parameters") or {"type": "object"}},
+            "content": {"type": "json_schema", "json_schema": tools[name].get("parameters") or {"type": "object"}},
             "end": "}\n</tool_call>",
         }
         for name in wanted
     ]
-    content = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+
+
+def _one_of(formats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    content = formats[0] if len(formats) == 1 else {"type": "or", "elements": list(formats)}
     return {"type": "structural_tag", "format": content}
 
 
-def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
-    """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones."""
+def ended(answer: Answer, chat: Chat) -> list[int]:
+    """The tokens of an answer without the one that ends it."""
     ids = list(answer.completion_ids)
-    ended = ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
-    text = chat.text(ended)
+    return ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
+
+
+def said(answer: Answer, request: Request, chat: Chat) -> tuple[str, str | None]:
+    """What an answer says, and the stop text that ended it, which is left out of the first."""
+    text = chat.text(ended(answer, chat))
     places = [(text.index(stop), stop) for stop in request.stop if stop in text]
     stop = min(places)[1] if places else None
-    if stop is not None:
-        text = text.partition(stop)[0]
-    if request.prompt is not None or request.tool_choice == "none":
+    return (text if stop is None else text.partition(stop)[0]), stop
+
+
+def read(answer: Answer, request: Request, chat: Chat, name: str, mode: Grammar = "exact") -> Choice:
+    """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones. `mode`:
+    rollout.grammar."""
+    ids = list(answer.completion_ids)
+    text, stop = said(answer, request, chat)
+    # Under a grammar nothing stands before the JSON: a policy that reasons has not reasoned.
+    is_json = request.schema is not None and mode != "free" and not text.startswith(BEGIN_OF_CALL)
+    if request.prompt is not None or is_json:
         message: Message = {"role": "assistant", "content": text}
     else:
-        message = dict(chat.parse(ids).message)
-        if stop is not None:
+        message = dict(chat.parse(ended(answer, chat)).message)
+        written = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
+        if written and (request.tool_choice == "none" or not all(isinstance(each, dict) for each in written)):
+            message = {"role": "assistant", "content": text}  # a call that no client could send back is none
+        elif stop is not None:
             message["content"] = message["content"].partition(stop)[0]
     calls = [
         {"id": f"call_{hashlib.sha256(f'{name} {place}'.encode()).hexdigest()[:20]}"} | call
@@ -93,17 +130,18 @@ def read(answer: Answer, request: Request, chat: Chat, name: str) -> Choice:
     if calls:
         message["tool_calls"] = calls
     reason: Any = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
-    tokens = _tokens(answer, chat) if request.top_logprobs is not None else ()
+    tokens = _tokens(answer, chat, request.top_logprobs) if request.top_logprobs is not None else ()
     return Choice(message, text, reason, tokens, len(ids), stop)
 
 
-def _tokens(answer: Answer, chat: Chat) -> tuple[Token, ...]:
+def _tokens(answer: Answer, chat: Chat, count: int) -> tuple[Token, ...]:
+    """The tokens of an answer, each with the `count` likeliest in its place."""
     top: Sequence[Sequence[tuple[int, float]]] = answer.top or [()] * len(answer.completion_ids)
     logprobs = answer.logprobs or tuple(
-        dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
+        dict(place)[token] for token, place in zip(answer.completion_ids, top, strict=True)
     )
     return tuple(
-        Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place))
+        Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place[:count]))
         for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
     )
 

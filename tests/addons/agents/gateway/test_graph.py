@@ -369,7 +369,9 @@ def test_prompts_without_messages(chats: Chats) -> None:
 
 def test_tokens_that_a_grammar_chose_are_marked(chats: Chats) -> None:
     graph, chat = Graph(), chats(TOOLS)
-    answer(graph, chat, request(SYSTEM, USER, schema={"type": "object"}), {"role": "assistant", "content": "{}"})
+    answer(
+        graph, chat, request(SYSTEM, USER, schema={"type": "object"}, tools=()), {"role": "assistant", "content": "{}"}
+    )
     answer(graph, chat, request(SYSTEM, USER, tool_choice="required"), called())
     answer(graph, chat, request(SYSTEM, USER), called())
     turns = graph.trajectory("n", "s", 0, "a").turns
@@ -392,7 +394,7 @@ def test_a_turn_that_may_have_one_call_ends_there(chats: Chats) -> None:
 )
 def test_what_is_kept_of_a_grammar(chats: Chats, mode: Any, expected: tuple[bool, bool]) -> None:
     graph, chat = Graph(mode), chats(TOOLS)
-    asked = request(SYSTEM, USER, schema={"type": "object"})
+    asked = request(SYSTEM, USER, schema={"type": "object"}, tools=())
     answer(graph, chat, asked, {"role": "assistant", "content": "{}"})
     [turn] = graph.trajectory("n", "s", 0, "a").turns
     assert (turn.is_constrained, bool(turn.grammar)) == expected
