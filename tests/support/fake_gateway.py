@@ -23,6 +23,8 @@ from starlette.routing import Route
 from addons.agents.gateway.leases import Leases, Loss
 from environments.base import Scenario
 
+MOST = 100_000  # letters of an output that it takes
+
 
 class FakeGateway:
     """A batch with an episode for each entry of `data`, named e0, e1, …"""
@@ -145,6 +147,8 @@ class FakeGateway:
         episode, lease, error, now = body["episode"], body["lease"], body.get("error"), time.monotonic()
         if self.keys[episode] != (lease, body["api_key"]):
             return JSONResponse({}, 409)
+        if len(str((body.get("result") or {}).get("output"))) > MOST:
+            return JSONResponse({"error": "too large"}, 413)
         if body.get("lost"):
             loss = self.leases.give_back(episode, lease, error, now)
             self.lose([loss] if loss else [])

@@ -21,6 +21,8 @@ async def rollout(episode: Any) -> Any:
             return 1
         case "result":
             return Result(reward=0.25, success=True, components={"a": 0.25}, output=episode.question)
+        case "too much":
+            return Result(reward=1.0, output="x" * 200_000)
         case "nothing":
             return None
         case "text":
@@ -29,6 +31,8 @@ async def rollout(episode: Any) -> Any:
             return float("nan")
         case "error":
             raise RuntimeError(f"no luck with {episode.api_key}")
+        case "half a letter":
+            raise ValueError("unknown country \ud83d")
         case "exit":
             sys.exit(3)
         case "die":

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from addons.agents.gateway.fields import plain_object
 from addons.agents.gateway.journal import Answer, Entry
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
 from environments.base import Message
@@ -119,8 +120,8 @@ def read(answer: Answer, request: Request, chat: Chat, name: str, mode: Grammar 
     else:
         message = dict(chat.parse(ended(answer, chat)).message)
         written = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
-        if written and (request.tool_choice == "none" or not all(isinstance(each, dict) for each in written)):
-            message = {"role": "assistant", "content": text}  # a call that no client could send back is none
+        if written and (request.tool_choice == "none" or not all(map(is_sendable, written))):
+            message = {"role": "assistant", "content": text}
         elif stop is not None:
             message["content"] = message["content"].partition(stop)[0]
     calls = [
@@ -132,6 +133,15 @@ def read(answer: Answer, request: Request, chat: Chat, name: str, mode: Grammar 
     reason: Any = "length" if answer.finish_reason == "length" else "tool_calls" if calls else "stop"
     tokens = _tokens(answer, chat, request.top_logprobs) if request.top_logprobs is not None else ()
     return Choice(message, text, reason, tokens, len(ids), stop)
+
+
+def is_sendable(arguments: Any) -> bool:
+    """Whether a client could send a call with these arguments back, which the gateway then reads."""
+    try:
+        plain_object(arguments, "arguments")
+    except BadRequest:
+        return False
+    return True
 
 
 def _tokens(answer: Answer, chat: Chat, count: int) -> tuple[Token, ...]:

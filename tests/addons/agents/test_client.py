@@ -44,7 +44,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_a_batch_is_played_though_the_gateway_is_killed_on_the_way(tmp_path: Path, start: Start) -> None:
     file = tmp_path / "file"
     data: list[dict[str, Any]] = [{"do": "wait", "file": str(file), "place": place} for place in range(3)]
-    data += [{"do": "number"} for _ in range(6)] + [{"do": "error"}, {"do": "die"}]
+    data += [{"do": "number"} for _ in range(6)] + [{"do": "error"}, {"do": "die"}, {"do": "too much"}]
     with FakeGateway(ROLLOUTS, data) as gateway:
         client = start(gateway, "--capacity", "6", "--processes", "2", "--name", "first")
         while len(gateway.results) < 8:
@@ -66,6 +66,8 @@ def test_a_batch_is_played_though_the_gateway_is_killed_on_the_way(tmp_path: Pat
     assert gateway.results["e9"] == (None, "RuntimeError: no luck with [masked]")
     died = "lost 2 times, more than agents.retries (1) allows: the process that ran it ended (exit code 7)"
     assert gateway.results["e10"] == (None, died)
+    refused = "its result could not be reported: the gateway at http://127.0.0.1"
+    assert gateway.results["e11"][1].startswith(refused), "and it is not given again"
     assert status["clients"] == [], "it has said goodbye"
     assert gateway.answers[401] == 0
     assert "e9: RuntimeError: no luck with [masked]" in log

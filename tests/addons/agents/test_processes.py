@@ -53,7 +53,19 @@ def processes(task: str, told: Told, count: int = 1) -> Processes:
 
 def test_results_errors_limits_and_deaths(capfd: pytest.CaptureFixture[str]) -> None:
     limits = {"slow": 0.5, "deaf": 0.5}
-    plain = ["number", "result", "nothing", "text", "infinite", "error", "exit", "print", "slow", "deaf"]
+    plain = [
+        "number",
+        "result",
+        "nothing",
+        "text",
+        "infinite",
+        "error",
+        "half a letter",
+        "exit",
+        "print",
+        "slow",
+        "deaf",
+    ]
 
     async def play() -> tuple[dict[str, Any], list[bool]]:
         told = Told()
@@ -78,10 +90,11 @@ def test_results_errors_limits_and_deaths(capfd: pytest.CaptureFixture[str]) -> 
     whole = {"reward": 0.25, "success": True, "components": {"a": 0.25}, "output": "What now?"}
     assert outcomes["result"] == {"result": whole, "error": None}
     assert outcomes["nothing"] == {"result": nothing, "error": None}
-    errors = {do: outcomes[do]["error"] for do in ("text", "error", "exit", "slow", "deaf")}
+    errors = {do: outcomes[do]["error"] for do in ("text", "error", "half a letter", "exit", "slow", "deaf")}
     assert errors == {
         "text": "TypeError: rollout returned str; it must return a number, a Result or None",
         "error": "RuntimeError: no luck with [masked]",
+        "half a letter": "ValueError: unknown country \\ud83d",
         "exit": "SystemExit: 3",
         "slow": "TimeoutError: it took longer than the 0.5 seconds of agents.episode_seconds",
         "deaf": "TimeoutError: it took longer than the 0.5 seconds of agents.episode_seconds",

@@ -85,7 +85,9 @@ def test_a_schema_beside_tools_leaves_the_calls(chat: Chat, thinker: Chat) -> No
         replies.limits(Request(messages=(ASK,), tools=(TOOL,), schema=SCHEMA), other, 8)
 
 
-@pytest.mark.parametrize("arguments", ['"Peru"', "null", "[1]", "3", '"{\\"country\\": 1}"'])
+@pytest.mark.parametrize(
+    "arguments", ['"Peru"', "null", "[1]", "3", '"{\\"country\\": 1}"', f'{{"limit": {"9" * 320}}}']
+)
 def test_a_call_that_could_not_be_sent_back_is_words(chat: Chat, arguments: str) -> None:
     """The gateway refuses such arguments, and the episode would end without a score."""
     text = f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call>'
