@@ -262,7 +262,12 @@ class Env(Players, ABC):
                     values.pop(name, None)  # what is defined again takes its place among the later ones
                     values[name] = value
             marked = [each for each in values.values() if getattr(getattr(each, "__func__", each), "is_tool", False)]
-            cls._tools = {entry.name: entry for entry in map(make_tool, marked)}
+            tools = {entry.name: entry for entry in map(make_tool, marked)}
+            if taken := [name for name in tools if hasattr(Env, name) or name in Env.__annotations__]:
+                raise TypeError(
+                    f"{cls.__qualname__}.{taken[0]}: an Env has this name for itself; give the tool another one"
+                )
+            cls._tools = tools
         return cls._tools
 
     _tools: ClassVar[dict[str, Tool]]

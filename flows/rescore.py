@@ -34,6 +34,7 @@ from flows.terminal.report import RUN
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.files import write_text
+from steps.core.parquet import read_columns
 from steps.core.terminal import command_parser
 from steps.project.chain import iteration_name, sampled_with
 from steps.project.kept_runs import NAME
@@ -133,6 +134,9 @@ def write_settings(source: Path, assignments: Sequence[str], rubric: Path | None
     settings = params.parse(changed_text, source, params.Params)
     if params.load("params.yaml", params.Params).task != settings.task:
         raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
+    played = set(read_columns(RUN / "scenarios/train.parquet", ["task"])["task"].to_pylist())
+    if settings.task not in played and not settings.tasks:
+        raise UserError(f"the run in run/ is of {', '.join(sorted(played))}, not of {settings.task} ({source})")
     if settings.tasks:
         raise UserError(
             f"{source} is of several tasks, and no rubric is of all of them: rescore works on a single task"

@@ -7,7 +7,7 @@ scenarios/contamination.json. scenarios/clusters.json has the group of alike one
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.progress import say
@@ -37,7 +37,8 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     drawn: dict[Split, list[Scenario]] = {}
     for split in SPLITS:
         try:
-            drawn[split] = env.scenarios(data, split, getattr(params.scenarios, split), params.seed)
+            count = getattr(params.scenarios, split)
+            drawn[split] = checked(env.scenarios(data, split, count, params.seed), split, count)
         except ValueError as problem:
             raise UserError(f"scenarios.{split}: {problem}") from None
     if file := at(params, "scenarios.generated"):
@@ -68,6 +69,25 @@ def scenarios(task_data: Input, scenarios: Output, params: ScenariosParams) -> N
     alike.write(groups, scenarios)
     sizes = [counted(len(own := drawn[split]), groups.count(each.id for each in own), split) for split in SPLITS]
     say("scenarios: " + "; ".join(sizes))
+
+
+def checked(made: Any, split: Split, count: int) -> list[Scenario]:
+    """What a task's `scenarios` returned. ValueError where it is no list of scenarios of this split, or empty."""
+    from environments.base import Scenario
+
+    if not isinstance(made, list | tuple) or not all(isinstance(each, Scenario) for each in made):
+        raise ValueError(f"the task's `scenarios` returned {type(made).__name__}; it must return a list of Scenario")
+    if not made:
+        raise ValueError("the task's `scenarios` returned none of this split: write more data, or another split")
+    if wrong := [each for each in made if each.split != split]:
+        raise ValueError(
+            f"the task's `scenarios` returned one of the split {wrong[0].split}: give `Scenario.make` its own"
+        )
+    if len(made) != count:
+        say(
+            f"warning: {split} has {len(made)} scenarios, and {count} were asked for: the task's `scenarios` made no other"
+        )
+    return list(made)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,12 @@ def check(params: Params) -> None:
         if has_tools and "tools" not in text:
             raise UserError(without_tools(policy, name))
         length = first_prompt(policy, text, env, Path("tasks_data") / name, params.seed)
+        for section, given in (("rollout", params.rollout.max_tokens), ("evaluate", params.evaluate.max_tokens)):
+            if length is not None and given is not None and length < policy.context < length + given:
+                raise UserError(
+                    f"{section}.max_tokens: {given} leaves no room for a turn: policy.context is {policy.context}, and a "
+                    f"first prompt of {name} has {length} tokens of {policy.base_model}; lower it, or raise policy.context"
+                )
         if length is not None and length >= policy.context:
             raise UserError(
                 f"policy.context is {policy.context}, and a first prompt of {name} has {length} tokens of "

@@ -88,8 +88,8 @@ def options_of(name: str) -> tuple[str, dict[str, Any]]:
 
 def value(text: str) -> Any:
     """A number, true or false, or the text."""
-    if text in ("true", "false"):
-        return text == "true"
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else int(text) if re.fullmatch(r"-?\d+", text) else text
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import operator
+import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from environments.kit.transcripts import Message
 
 T = typing.TypeVar("T")
 Split = Literal["train", "val", "test"]
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class Scenario(BaseModel):
@@ -44,9 +47,29 @@ class Scenario(BaseModel):
         messages, pictures = apart([read(message) for message in messages])
         if lacking := [name for name in hashes(messages) if name not in pictures]:
             raise ValueError(f"a message names the picture {lacking[0]}, whose bytes are not given with it")
+        if strange := [role for message in messages if (role := message.get("role")) not in ROLES]:
+            raise ValueError(f"a scenario's message has the role {strange[0]!r}; the roles are {', '.join(ROLES)}")
+        if problem := next(unkept(data, "data"), ""):
+            raise ValueError(f"a scenario's {problem}")
         content = json.dumps([task, split, list(messages), data], sort_keys=True, ensure_ascii=False)
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
         return cls(id=name, task=task, split=split, messages=messages, data=data, pictures=pictures)
+
+
+def unkept(value: Any, where: str) -> Iterator[str]:
+    """What of a scenario's data would be something else when they are read again."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                yield f"{where} has the key {key!r}, and JSON has texts as keys alone: write it as a text"
+            yield from unkept(part, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for place, part in enumerate(value):
+            yield from unkept(part, f"{where}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{where} is {value}, which JSON does not have: leave it out, or write null or a text"
+    elif not isinstance(value, str | int | float | None):
+        yield f"{where} is a {type(value).__name__}, which JSON does not have: write a number, a text or a list"
 
 
 SHARES: dict[Split, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -61,6 +84,14 @@ def split_of(content: str, shares: Mapping[Split, float] = SHARES) -> Split:
 def draw(items: Iterable[T], split: Split, count: int, seed: int, train: float = SHARES["train"]) -> list[T]:
     """`count` items of a split, the same for the same seed. The item itself decides its split: the share `train` of all are
     for training, and val and test have half of the rest each. ValueError if the split has too few."""
+    if isinstance(items, (set, frozenset)):
+        raise ValueError("a set has another order in each process: draw from a list, such as sorted(…)")
+    items = list(items)
+    if items and re.search(r" at 0x[0-9a-f]+>", str(items[0])):
+        raise ValueError(
+            f"an item's text decides its split, and that of a {type(items[0]).__name__} is another one in each process: "
+            "give it a __repr__ of what it holds, or draw from dictionaries or texts"
+        )
     rest = (1 - train) / 2
     pool = [item for item in items if split_of(str(item), {"train": train, "val": rest, "test": rest}) == split]
     if count > len(pool):

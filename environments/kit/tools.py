@@ -67,11 +67,16 @@ def text_of(name: str, result: Any) -> str:
     """The text that the policy reads: a text as it is, all else as JSON. TypeError for a coroutine, which nobody awaits:
     a tool that returns one must be `async def` itself."""
     if isinstance(result, str):
-        return result
+        return str.__str__(result)  # of an Enum of texts, too
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError(f"the tool {name} returned a coroutine, not a result: write `async def`, and await it there")
-    return json.dumps(TypeAdapter(Any).dump_python(result, mode="json", fallback=str), ensure_ascii=False)
+    return json.dumps(TypeAdapter(Any).dump_python(result, mode="json", fallback=_plain), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """A value that pydantic does not know: numpy's and torch's as numbers and lists, and another one as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def make_tool(method: Callable[..., Any]) -> Tool:

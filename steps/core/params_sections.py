@@ -125,8 +125,8 @@ class Evaluate(Episodes):
 class Register(Section):
     """The registry's entry, for an adapter that is better than the base policy on the test split."""
 
-    name: str | None = Field(None, min_length=1)
-    """The registered model's name. null: the task's."""
+    name: str | None = Field(None, pattern=r"^[^/:]+$")
+    """The registered model's name, without / and :, as MLflow has them. null: the task's."""
 
 
 class Promote(Section):

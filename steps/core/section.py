@@ -14,7 +14,7 @@ one and pydantic: reading params.yaml imports it. An add-on reads its own sectio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
@@ -31,6 +31,17 @@ class Section(BaseModel):
     """A frozen mapping of params.yaml that refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_truth_for_numbers(cls, data: Any) -> Any:
+        """pydantic reads true as 1."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            field = cls.model_fields.get(name)
+            kinds = {*get_args(field.annotation), field.annotation} if field else set()
+            if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"{name} must be a number (it is {str(value).lower()})")
+        return data
 
 
 class Brought(Section):

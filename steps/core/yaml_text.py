@@ -40,13 +40,27 @@ def read_mapping(text: str | bytes, where: object, cure: str = "") -> dict[str, 
 
 
 def excess(events: Iterable[Any]) -> str:
-    """What a text has too much of: levels, or values that its aliases repeat. Empty where it is within bounds."""
+    """What a text has too much of: levels, a key, or values that its aliases repeat. Empty where it is within bounds."""
     import yaml
 
     opened: list[tuple[str | None, int]] = []  # the anchor of each list or mapping around, and the values before it
+    keys: list[set[str] | None] = [None]  # of each mapping around; None: a list
+    is_key = [False]  # whether a key comes next there
     sizes: dict[str, int] = {}  # of what each anchor names, with what aliases repeat in it
     values = repeated = 0
     for event in events:
+        if isinstance(event, yaml.NodeEvent):
+            if (known := keys[-1]) is not None and is_key[-1] and isinstance(event, yaml.ScalarEvent):
+                if event.value in known and event.value != "<<":
+                    return f"it has {event.value[:80]!r} twice in one mapping: the first would count for nothing"
+                known.add(event.value)
+            is_key[-1] = not is_key[-1]
+            if isinstance(event, yaml.CollectionStartEvent):
+                keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+                is_key.append(True)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            keys.pop()
+            is_key.pop()
         if isinstance(event, yaml.AliasEvent):
             name = str(event.anchor)
             if name not in sizes and any(anchor == name for anchor, _ in opened):

@@ -130,6 +130,11 @@ def read_chain(root: Path) -> dict[str, Any]:
     return content
 
 
+def is_of_several(root: Path) -> bool:
+    """Whether the chain.yaml in `root` is of several tasks."""
+    return "task" in read_chain(root)
+
+
 def origins(root: Path) -> list[str]:
     """Which of START and SFT come before iteration 001, by the chain.yaml in `root`."""
     content = read_chain(root)
