@@ -4,7 +4,8 @@ A stage depends on its own list and not on whole folders, so a new task, or an e
 params.yaml does not name, or to a page of the viewer leaves its results as they are. A list has the stage's module and
 all that it imports, directly or not, wherever the import stands; of the tasks of params.yaml the modules, and what
 these import or name in a string, since such files run in processes of their own; and of an add-on what a port brings
-(steps/core/ports.py). A task elsewhere (`my_package.my_task`) is on no list: DVC knows nothing of it.
+(steps/core/ports.py). Modules of a person's own beside these folders (`my_package.my_task`, or what a task imports there)
+are on the lists, too; a task of an installed package is on none: DVC knows nothing of it.
 
 Left out are modules that decide nothing about what is in an output, such as how a line is shown: `NOT_IN_OUTPUTS`.
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.files import own_modules
 from steps.core.progress import say
 from steps.runner.stage import Input, Output, main
 
@@ -42,7 +44,9 @@ def code(steps: Input, environments: Input, addons: Input, listings: Output, par
     import json
 
     imports = Imports(steps.parent, named_by(params, environments))
-    tasks = files_of(environments, list(params.tasks or [params.task]))
+    names = list(params.tasks or [params.task])
+    tasks = files_of(environments, names)
+    tasks += sorted(imports.own_of(tasks, [name for name in names if "." in name and ":" not in name]))
     hashes = dict[Path, str]()
     listings.mkdir()
     for stage, module in stages(steps.parent).items():
@@ -113,6 +117,7 @@ class Imports:
 
     def __init__(self, root: Path, named: dict[str, list[str]]) -> None:
         self.root, self.named = root, named
+        self.own = {path.name for path in own_modules(root)}  # a person's own, in the root
         self.read = dict[Path, tuple[set[Path], bool]]()  # file -> what it imports, and whether it loads tasks by name
 
     def closure(self, module: str) -> set[Path]:
@@ -124,6 +129,23 @@ class Imports:
                 files.add(file)
                 queue += self.of(file)[0]
         return files
+
+    def own_of(self, tasks: Sequence[Path], names: Sequence[str]) -> set[Path]:
+        """The files of a person's own modules that these files of tasks import, or that are named: of a package all."""
+        queue = [found for file in tasks for found in self.of(file)[0]]
+        queue += [found for name in names for found in self.file(name)]
+        files = set[Path]()
+        while queue:
+            file = queue.pop()
+            if file not in files and self.is_own(file):
+                package = self.root / file.relative_to(self.root).parts[0]
+                fresh = {file, *(package.rglob("*.py") if package.is_dir() else ())} - files
+                files |= fresh
+                queue += [found for each in fresh for found in self.of(each)[0]]
+        return files
+
+    def is_own(self, file: Path) -> bool:
+        return file.relative_to(self.root).parts[0] in self.own
 
     def loads_tasks(self, file: Path) -> bool:
         """Whether a file asks for a task's module by name, which no import shows."""
@@ -162,10 +184,14 @@ class Imports:
     def file(self, name: str) -> list[Path]:
         """The file of a module, or of something in one, that may count."""
         parts = name.split(".")
-        if parts[0] not in ("steps", "environments", "addons"):
+        if f"{parts[0]}.py" in self.own:
+            return [self.root / f"{parts[0]}.py"]
+        if parts[0] not in ("steps", "environments", "addons", *self.own):
             return []
         files = list[Path]()
         path = self.root / parts[0]
+        if parts[0] in self.own and (path / "__init__.py").is_file():
+            files.append(path / "__init__.py")
         if parts[0] == "environments":
             files.append(path / "__init__.py")  # the other packages' hold a docstring
         for part in parts[1:]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.repro.process import last_line
 from steps.core.errors import UserError, causes, masked
-from steps.core.files import signatures
+from steps.core.files import own_signatures, signatures
 from steps.runner import handover
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Pipeline:
     def _list_code(self) -> None:
         """Write the lists of what each stage runs, where that may have changed since they were written."""
         if (code := written(self.root)) != self.listed:
-            self._reproduce(CODE, beside=False)
+            # DVC knows nothing of modules beside the folders that the stage depends on.
+            self._reproduce(CODE, beside=False, force=any(own_signatures(self.root)))
             self.listed, self.unchanged = code, frozenset()
 
     def end_beside(self) -> None:
@@ -149,7 +150,7 @@ class Pipeline:
             self.repos[beside] = Repo(os.fspath(self.root))
         return self.repos[beside]
 
-    def _reproduce(self, stage: str, beside: bool) -> bool:
+    def _reproduce(self, stage: str, beside: bool, force: bool = False) -> bool:
         from dvc.exceptions import DvcException, ReproductionError
 
         from flows.repro.dvc_internals import CommandFailed
@@ -157,7 +158,7 @@ class Pipeline:
         self.own.stage = stage
         try:
             with self.turn, self._replaced():
-                return bool(self._repo(beside).reproduce(targets=[stage], single_item=True))
+                return bool(self._repo(beside).reproduce(targets=[stage], single_item=True, force=force))
         except DvcException as problem:
             links = list(causes(problem))
             if any(isinstance(link, KeyboardInterrupt) for link in links):
@@ -175,7 +176,9 @@ class Pipeline:
 def written(root: Path) -> frozenset[object]:
     """The Python files that stages run and the parameters by which they are chosen, as each was last written."""
     files = frozenset[object](signatures(*(root / folder for folder in PACKAGES), suffix=".py"))
-    return files | {path.stat().st_mtime_ns for path in root.glob("params.yaml") if files}
+    if not files:
+        return files
+    return files | {*own_signatures(root)} | {path.stat().st_mtime_ns for path in root.glob("params.yaml")}
 
 
 def why_again(repo: Repo, name: str) -> str:

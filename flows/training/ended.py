@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.core.errors import UserError
-from steps.core.files import signatures, write_text
+from steps.core.files import own_signatures, signatures, write_text
 from steps.project import kept_runs, store
 from steps.project.git import git
 from steps.registry import publish
@@ -65,6 +65,7 @@ def state(name: str) -> str:
     packages = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     texts = [Path(text).read_bytes() if Path(text).exists() else None for text in TEXTS]
     parts = [name, sys.version, packages, variables, texts, sorted(signatures(*FOLDERS)), sorted(stores())]
+    parts += [sorted(own_signatures(Path.cwd()))]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

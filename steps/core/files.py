@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Folders of the project with Python files, in which no module of a person's own is looked for.
+PROJECTS = (
+    "steps environments addons flows viewer benchmarks tests mlflow prefect deploy docs run tasks_data start".split()
+)
+
 
 def write_json(path: Path, value: dict[str, Any], lasting: bool = True) -> None:
     """Write a value as one line of JSON, whole or not at all."""
@@ -69,6 +74,25 @@ def signatures(*folders: str | Path, suffix: str = "") -> Iterator[tuple[str, in
                 elif entry.name.endswith(suffix):
                     status = entry.stat()
                     yield entry.path, status.st_size, status.st_ino, status.st_mtime_ns
+
+
+def own_modules(root: Path) -> list[Path]:
+    """A person's own modules and packages beside the project's, which a task may be or import: in the root's folders and
+    files."""
+    folders = [
+        path for path in root.iterdir() if path.is_dir() and path.name not in PROJECTS and path.name.isidentifier()
+    ]
+    return sorted([path for path in folders if any(path.glob("*.py"))] + [*root.glob("*.py")])
+
+
+def own_signatures(root: Path) -> Iterator[tuple[str, int, int, int]]:
+    """`signatures` of a person's own modules."""
+    for path in own_modules(root):
+        if path.is_dir():
+            yield from signatures(path, suffix=".py")
+        else:
+            status = path.stat()
+            yield os.fspath(path), status.st_size, status.st_ino, status.st_mtime_ns
 
 
 def flush(path: Path) -> None:

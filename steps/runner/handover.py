@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
-from steps.core.files import signatures
+from steps.core.files import own_signatures, signatures
 from steps.kit import sockets
 from steps.kit.lock import opened, take
 from steps.kit.process import end_all, start
@@ -89,7 +89,7 @@ def fingerprint(more: Mapping[str, str] = NONE) -> str:
     code = Path(__file__).absolute().parent.parent.parent
     add(Path.cwd(), code, sys.executable, sys.prefix, sys.version)
     folders = (code / "steps", code / "environments", code / "addons")
-    for file in sorted(signatures(*folders, suffix=".py")):
+    for file in sorted([*signatures(*folders, suffix=".py"), *own_signatures(code)]):
         if file not in _contents:
             _contents[file] = hashlib.blake2b(Path(file[0]).read_bytes()).hexdigest()
         add(file[0], _contents[file])

@@ -117,7 +117,7 @@ class Episode:
             yield
         except UserError:
             raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # argparse in a tool raises the second
             self.stop_reason = "error"
             self.error = "".join(traceback.format_exception_only(problem)).strip()
 

@@ -130,7 +130,9 @@ def task(request: pytest.FixtureRequest) -> Task:
     name: str = request.param
     if not name.startswith("_"):
         check_task(name)
-    return Task(name, environments.load(name), OWN.get(name, ROOT / "tasks_data" / name.rpartition(".")[2]))
+    places = [ROOT / environments.data_of(name), ROOT / "tasks_data" / name.rpartition(".")[2]]
+    folder = next((place for place in places if place.is_dir()), places[0])
+    return Task(name, environments.load(name), OWN.get(name, folder))
 
 
 @pytest.fixture(scope="module")

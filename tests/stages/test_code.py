@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import environments
+from flows.training import ended
 from steps.code import EVERY_TASK, Imports, code, files_of, named_by
 from steps.core import ports
 from steps.core.errors import UserError
@@ -164,6 +165,44 @@ def test_the_list_is_the_same_again_and_changes_with_a_file(tmp_path: Path, monk
     (folder / "multiplication/__init__.py").write_text("from environments import other\n")
     changed = {path for path, name in listing().items() if first.get(path) != name}
     assert changed == {"environments/multiplication/__init__.py", "environments/other.py"}
+
+
+def test_a_persons_own_modules_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task beside the project's folders, with what it imports there, and what a task of environments/ imports there."""
+    files = {
+        "steps/rollout.py": "import environments\nenvironments.load('x')\n",
+        "environments/__init__.py": "",
+        "environments/mine.py": "import mylib\n",
+        "addons/__init__.py": "",
+        "mylib.py": "import more.words\n",
+        "more/words.py": "",
+        "more/others.py": "",
+        "my_pkg/my_task.py": "from . import tools\n",
+        "my_pkg/tools.py": "",
+        "benchmarks/mine.py": "",
+        "scratch.py": "",
+        ".env.example": "",
+    }
+    for name in (*EVERY_TASK, *(name.removeprefix("environments/") for name in files)):
+        if (FOLDER / name).is_file():
+            files.setdefault(f"environments/{name}", "")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    def own(task: str) -> set[str]:
+        shutil.rmtree("listings", ignore_errors=True)
+        params = CodeParams(task=task, policy=Policy(), update=Update())
+        code(tmp_path / "steps", tmp_path / "environments", tmp_path / "addons", Path("listings"), params)
+        listed = json.loads(Path("listings/rollout.json").read_text())
+        return {name for name in listed if name.partition("/")[0] not in ("steps", "environments", "addons")}
+
+    assert own("mine") == {"mylib.py", "more/words.py", "more/others.py"}
+    assert own("my_pkg.my_task") == {"my_pkg/my_task.py", "my_pkg/tools.py"}
+    before = ended.state("")
+    (tmp_path / "my_pkg/tools.py").write_text("# edited\n")
+    assert ended.state("") != before
 
 
 @pytest.mark.nightly
