@@ -35,13 +35,14 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def refuse_truth_for_numbers(cls, data: Any) -> Any:
-        """pydantic reads true as 1."""
+        """pydantic reads true as 1. As a text it is refused where it stands."""
+        words = dict[str, str]()
         for name, value in data.items() if isinstance(data, dict) else ():
             field = cls.model_fields.get(name)
             kinds = {*get_args(field.annotation), field.annotation} if field else set()
             if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-                raise ValueError(f"{name} must be a number (it is {str(value).lower()})")
-        return data
+                words[name] = str(value).lower()
+        return {**data, **words} if words else data
 
 
 class Brought(Section):

@@ -135,6 +135,11 @@ def test_every_stage_is_among_them() -> None:
             "rollout.temperature: Input should be a finite number (it is nan)",
         ),
         ({"rollout": {"max_turns": 0}}, "rollout.max_turns: Input should be greater than or equal to 1 (it is 0)"),
+        (
+            {"update": {"learning_rate": True}},
+            "update.learning_rate: Input should be a valid number, unable to parse string as a number (it is 'true')",
+        ),
+        ({"register": {"name": "team/mult"}}, "register.name: String should match pattern"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0 (it is -1)"),
         ({"scenarios": {"val": 0}}, "scenarios.val: Input should be greater than or equal to 1 (it is 0)"),
         ({"policy": {"context": 8}}, "policy.context: Input should be greater than or equal to 64 (it is 8)"),

@@ -30,6 +30,7 @@ def test_aliases_within_bounds_are_read() -> None:
         "b": {"x": 1},
         "c": {"x": 1, "y": 2},
     }
+    assert read_mapping("a: [a, a]\nb: {a: a, b: {a: b}}\nc: a\n", "f")["b"] == {"a": "a", "b": {"a": "b"}}
     assert read_mapping("", "f") == read_mapping("# nothing\n", "f") == {}
 
 
@@ -37,6 +38,8 @@ def test_aliases_within_bounds_are_read() -> None:
     ("text", "reason"),
     [
         (BOMB, rf"cannot be read: its aliases \(such as \*a\d\) repeat more than {REPEATED:,} values; write them out"),
+        ("a: {b: 1}\nc: 2\na: {d: 1}\n", "cannot be read: it has 'a' twice in one mapping: the first would count for"),
+        ("tasks:\n  - x: [{y: 1, z: {y: 2}, y: 3}]\n", "cannot be read: it has 'y' twice in one mapping"),
         ("a: &a [*a]\n", r"cannot be read: the alias \*a refers to what it stands in"),
         ("a: *b\n", "is not valid YAML: .*undefined alias"),
         ("a: " + "[" * 100_000, f"cannot be read: it nests lists and mappings more than {DEEPEST} levels deep"),
@@ -52,7 +55,7 @@ def test_aliases_within_bounds_are_read() -> None:
         ("[1, 2]", "must hold keys and values, not a list"),
         ("just words", "must hold keys and values, not a str"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_each_mistake_is_one_sentence(text: Any, reason: str) -> None:
     with pytest.raises(

@@ -59,6 +59,13 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
         UserError, match=rf"policy.context is {length}, and a first prompt of email_search has {length} tokens"
     ):
         plan.check(params(context=length))
+    for section in ("rollout", "evaluate"):
+        given = params(context=length + 64).model_dump(mode="json", by_alias=True)
+        given[section]["max_tokens"] = 64
+        plan.check(Params.model_validate(given))
+        given[section]["max_tokens"] = 65
+        with pytest.raises(UserError, match=rf"{section}.max_tokens: 65 leaves no room for a turn"):
+            plan.check(Params.model_validate(given))
 
 
 def test_more_tokens_than_the_model_was_trained_on_are_refused() -> None:
