@@ -81,6 +81,8 @@ def main() -> int:
                 f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
                 "&& git commit --message start`, then the same command again"
             )
+        if options.name:
+            kept_runs.refuse_other(Path.cwd(), options.name, params)
         for check in every("preflight"):
             check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started

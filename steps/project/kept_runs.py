@@ -6,11 +6,15 @@ import contextlib
 import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
 from steps.project import store
 from steps.project.git import git
+
+if TYPE_CHECKING:
+    from steps.core.params import Params
 
 WORKTREES = Path(".flywheel/worktrees")  # of deployed runs, each in a folder of its name
 STARTED = "start.dvc"  # of a run that starts from an adapter or from demonstrations: the hash of start/
@@ -23,6 +27,32 @@ def ref(name: str) -> str:
     if not re.fullmatch(NAME, name) or ".." in name or name.endswith((".", ".lock")):
         raise UserError(f"{name!r} cannot be a run's name: letters, digits, dots, dashes and underscores, 80 at most")
     return f"refs/runs/{name}"
+
+
+def refuse_other(root: Path, name: str, params: Params) -> None:
+    """UserError where a run of this name is kept that had other settings than these: it would be replaced. What a run may
+    choose itself, and how long it goes on, may differ."""
+    from steps.core.params import Params, parse
+
+    if not git(root, "for-each-ref", ref(name)):
+        return
+    try:
+        kept = parse(git(root, "show", f"{ref(name)}:params.yaml"), Path("params.yaml"), Params)
+    except UserError:
+        return  # of another version of the project
+    before, now = settings_of(kept), settings_of(params)
+    if other := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        raise UserError(
+            f"a run {name} is kept that has other settings in {', '.join(other)}, and this one would replace it: choose "
+            f"another name, or forget that run with `git update-ref -d {ref(name)}`"
+        )
+
+
+def settings_of(params: Params) -> dict[str, object]:
+    """The sections that make a run another one."""
+    values = params.model_dump(mode="json", by_alias=True)
+    values["update"].pop("reference")  # by the way that the run takes
+    return {key: value for key, value in values.items() if key not in ("train", "sft", "register")}
 
 
 def keep_described(root: Path, name: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from flows.deployment import checkout, workspace
 from flows.deployment.checkout import Source
 from steps.core.errors import UserError
+from steps.core.params import Params
 from steps.project import kept_runs, store
 from steps.project.git import git, git_state
 from steps.project.kept_runs import WORKTREES
@@ -90,6 +91,20 @@ def test_a_named_run_of_the_checkout_is_kept_without_touching_it(
     kept_runs.keep_described(project, "second")
     assert git(project, "show", "refs/runs/second:.gitignore") == "/.flywheel/"
     assert "without your uncommitted changes" in capsys.readouterr().out
+
+
+def test_a_kept_run_is_not_replaced_by_another_of_its_name(project: Path) -> None:
+    (project / "params.yaml").write_text("seed: 2\ntrain: {iterations: 3}\n")
+    (project / "chain.yaml").write_text("iterations: {}\n")
+    kept_runs.refuse_other(project, "second", Params(seed=5))
+    kept_runs.keep_described(project, "second")
+    goes_on = {"seed": 2, "train": {"iterations": 9}, "sft": {"demonstrations": ["own.jsonl"]}}
+    kept_runs.refuse_other(project, "second", Params.model_validate(goes_on))
+    other = Params.model_validate({"seed": 5, "rollout": {"attempts": 4}})
+    with pytest.raises(
+        UserError, match=r"a run second is kept that has other settings in rollout, seed, .* update-ref -d"
+    ):
+        kept_runs.refuse_other(project, "second", other)
 
 
 def test_a_name_whose_run_had_uncommitted_changes_says_which_id_has_them(
