@@ -120,12 +120,12 @@ def load(task: str, weights: Mapping[str, int] | None = None) -> type[Env]:
             "rollout"
         )
     [env] = classes
-    for each in ("load", "scenarios", "reward", "success"):
-        if callable(vars(env).get(each)):
-            raise ValueError(f"{name}: {env.__name__}.{each} is of the class: write @classmethod above it")
-    for each in ("sources", "secret", "shown"):
-        if isinstance(getattr(env, each), str):
-            raise ValueError(f'{name}: {env.__name__}.{each} is a text, and must be a tuple: ("{getattr(env, each)}",)')
+    for method in ("reward", "success"):
+        if callable(vars(env).get(method)):
+            raise ValueError(f"{name}: {env.__name__}.{method} is of the class: write @classmethod above it")
+    for field in ("sources", "secret", "shown"):
+        if isinstance(text := getattr(env, field), str):
+            raise ValueError(f'{name}: {env.__name__}.{field} is a text, and must be a tuple: ("{text}",)')
     lacking = sorted(env.__abstractmethods__)
     if env.reward.__func__ is Env.reward.__func__ and env.success.__func__ is Env.success.__func__:
         lacking.append("reward or success")

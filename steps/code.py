@@ -132,8 +132,8 @@ class Imports:
 
     def own_of(self, tasks: Sequence[Path], names: Sequence[str]) -> set[Path]:
         """The files of a person's own modules that these files of tasks import, or that are named: of a package all."""
-        queue = [found for file in tasks for found in self.of(file)[0]]
-        queue += [found for name in names for found in self.file(name)]
+        queue = [imported for file in tasks for imported in self.of(file)[0]]
+        queue += [file for name in names for file in self.file(name)]
         files = set[Path]()
         while queue:
             file = queue.pop()
@@ -141,7 +141,7 @@ class Imports:
                 package = self.root / file.relative_to(self.root).parts[0]
                 fresh = {file, *(package.rglob("*.py") if package.is_dir() else ())} - files
                 files |= fresh
-                queue += [found for each in fresh for found in self.of(each)[0]]
+                queue += [imported for own in fresh for imported in self.of(own)[0]]
         return files
 
     def is_own(self, file: Path) -> bool:

@@ -50,10 +50,10 @@ def excess(events: Iterable[Any]) -> str:
     values = repeated = 0
     for event in events:
         if isinstance(event, yaml.NodeEvent):
-            if (known := keys[-1]) is not None and is_key[-1] and isinstance(event, yaml.ScalarEvent):
-                if event.value in known and event.value != "<<":
+            if (before := keys[-1]) is not None and is_key[-1] and isinstance(event, yaml.ScalarEvent):
+                if event.value in before and event.value != "<<":
                     return f"it has {event.value[:80]!r} twice in one mapping: the first would count for nothing"
-                known.add(event.value)
+                before.add(event.value)
             is_key[-1] = not is_key[-1]
             if isinstance(event, yaml.CollectionStartEvent):
                 keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 19_590,
-    "modules that the main job reaches": 133,
-    "lines with what it asks all add-ons for": 35_684,
-    "lines of the product": 72_519,
-    "modules of the product": 522,
-    "lines of environments, steps and flows": 39_701,
+    "lines that the main job reaches": 19_604,
+    "modules that the main job reaches": 134,
+    "lines with what it asks all add-ons for": 35_698,
+    "lines of the product": 72_533,
+    "modules of the product": 523,
+    "lines of environments, steps and flows": 39_715,
     "settings of the core": 84,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

@@ -230,7 +230,6 @@ def test_what_was_interrupted_is_not_registered(here: Path) -> None:
         ("adapter", r"is of adapter \w+, and .*other is \w+: evaluate it again"),
         ("split", "is of the split val: what is registered is judged on the test split"),
         ("n", "240 scenarios and .* has 8: only the same can be compared"),
-        ("name", r"Names cannot contain '/' or ':'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(here: Path, what: str, says: str) -> None:
@@ -240,10 +239,8 @@ def test_what_does_not_fit_is_one_sentence(here: Path, what: str, says: str) -> 
         changed["adapter"] = make_adapter(here / "other", b"others")
     elif what == "split":
         changed["evaluation"] = make_evaluation(here / "other", 0.9, run.adapter, split="val")
-    elif what == "n":
-        changed["base_evaluation"] = make_evaluation(here / "other", 0.4, here / "run/000/adapter", n=8)
     else:
-        changed["params"] = {"register": {"name": "toy/best"}}
+        changed["base_evaluation"] = make_evaluation(here / "other", 0.4, here / "run/000/adapter", n=8)
     with pytest.raises(UserError, match=says):
         run.register(**changed)
     assert not (here / "receipt.json").exists()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.agents.gateway.causes import Conversation, cause, conversation
 from addons.agents.gateway.echoes import Answers, stripped
-from addons.agents.gateway.replies import grammar, said
+from addons.agents.gateway.replies import grammar, spoken
 from addons.agents.gateway.types import BadRequest, Cause, Request
 from environments.base import Message
 from steps.core.pictures import Shown, filled
@@ -142,7 +142,7 @@ class Graph:
         if self.mode != "free" and (fields := grammar(request, chat)):
             node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
-        node.stop = said(answer, request, chat)[1] or ""
+        node.stop = spoken(answer, request, chat)[1] or ""
         if not placement.is_text:
             self.echoes.add(message, request.stop)
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)

@@ -100,7 +100,7 @@ def ended(answer: Answer, chat: Chat) -> list[int]:
     return ids[:-1] if ids[-1:] in ([chat.end], [chat.tokenizer.eos_token_id]) else ids
 
 
-def said(answer: Answer, request: Request, chat: Chat) -> tuple[str, str | None]:
+def spoken(answer: Answer, request: Request, chat: Chat) -> tuple[str, str | None]:
     """What an answer says, and the stop text that ended it, which is left out of the first."""
     text = chat.text(ended(answer, chat))
     places = [(text.index(stop), stop) for stop in request.stop if stop in text]
@@ -112,7 +112,7 @@ def read(answer: Answer, request: Request, chat: Chat, name: str, mode: Grammar 
     """A sampled answer as a client gets it. Ids of calls follow from `name`, so that a retry has the same ones. `mode`:
     rollout.grammar."""
     ids = list(answer.completion_ids)
-    text, stop = said(answer, request, chat)
+    text, stop = spoken(answer, request, chat)
     # Under a grammar nothing stands before the JSON: a policy that reasons has not reasoned.
     is_json = request.schema is not None and mode != "free" and not text.startswith(BEGIN_OF_CALL)
     if request.prompt is not None or is_json:
