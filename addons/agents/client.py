@@ -262,10 +262,7 @@ class Client:
             await self.ask("results", body, holding=False)
         except Late:
             pass
-        except (
-            UserError,
-            ValueError,
-        ) as problem:  # refused, or no JSON: without this it would be given again and again
+        except (UserError, ValueError) as problem:  # refused, or no JSON: it would be given again without end
             self.say(f"{body['episode']} cannot be reported: {problem}")
             error = f"its result could not be reported: {problem}"[:LONGEST].encode("ascii", "replace").decode()
             with contextlib.suppress(Late, UserError):

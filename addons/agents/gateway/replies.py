@@ -148,7 +148,7 @@ def _tokens(answer: Answer, chat: Chat, count: int) -> tuple[Token, ...]:
     """The tokens of an answer, each with the `count` likeliest in its place."""
     top: Sequence[Sequence[tuple[int, float]]] = answer.top or [()] * len(answer.completion_ids)
     logprobs = answer.logprobs or tuple(
-        dict(place)[token] for token, place in zip(answer.completion_ids, top, strict=True)
+        dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
     )
     return tuple(
         Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place[:count]))
