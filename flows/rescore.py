@@ -132,15 +132,16 @@ def write_settings(source: Path, assignments: Sequence[str], rubric: Path | None
         raise UserError(f"{source} does not exist: run from the project's root, or name a file with --params")
     changed_text = changed(params.read_text(source), source, list(assignments))
     settings = params.parse(changed_text, source, params.Params)
-    if params.load("params.yaml", params.Params).task != settings.task:
-        raise UserError(f"{source} is of another task than params.yaml, which run/ was made with")
-    played = set(read_columns(RUN / "scenarios/train.parquet", ["task"])["task"].to_pylist())
-    if settings.task not in played and not settings.tasks:
-        raise UserError(f"the run in run/ is of {', '.join(sorted(played))}, not of {settings.task} ({source})")
     if settings.tasks:
         raise UserError(
             f"{source} is of several tasks, and no rubric is of all of them: rescore works on a single task"
         )
+    played = set(read_columns(RUN / "scenarios/train.parquet", ["task"])["task"].to_pylist())
+    if not played <= {
+        settings.task,
+        settings.task.rpartition(".")[2],
+    }:  # a task may name its scenarios by its last part
+        raise UserError(f"the run in run/ is of {', '.join(sorted(played))}, not of {settings.task} ({source})")
     rubric_text = read_text(rubric or Path("tasks_data") / settings.task / "rubric.md")
     judged_by = json.dumps([settings.score.model_dump(mode="json"), rubric_text], sort_keys=True)
     weights = settings.score.judges.model_dump()

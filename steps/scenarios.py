@@ -75,8 +75,12 @@ def checked(made: Any, split: Split, count: int) -> list[Scenario]:
     """What a task's `scenarios` returned. ValueError where it is no list of scenarios of this split, or empty."""
     from environments.base import Scenario
 
-    if not isinstance(made, list | tuple) or not all(isinstance(each, Scenario) for each in made):
-        raise ValueError(f"the task's `scenarios` returned {type(made).__name__}; it must return a list of Scenario")
+    kinds = (
+        {type(each).__name__ for each in made if not isinstance(each, Scenario)} if isinstance(made, list) else set()
+    )
+    if kinds or not isinstance(made, list):
+        what = f"a list with {min(kinds)}" if kinds else type(made).__name__
+        raise ValueError(f"the task's `scenarios` returned {what}; it must return a list of Scenario")
     if not made:
         raise ValueError("the task's `scenarios` returned none of this split: write more data, or another split")
     if wrong := [each for each in made if each.split != split]:
@@ -87,7 +91,7 @@ def checked(made: Any, split: Split, count: int) -> list[Scenario]:
         say(
             f"warning: {split} has {len(made)} scenarios, and {count} were asked for: the task's `scenarios` made no other"
         )
-    return list(made)
+    return made
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from flows.terminal.report import RUN, read
 from steps.core.errors import UserError
@@ -15,10 +16,12 @@ from steps.core.ports import every
 from steps.project.chain import iteration_name
 
 LONGEST = 300  # characters shown of an error
+CRAMPED = "no room"  # for a first turn
 
 CURES = {  # stop reason -> what helps
     "length": "raise rollout.max_tokens, and what an agent of your own asks for: turns are cut off",
     "context": "raise policy.context, for episodes fill it",
+    CRAMPED: "lower max_tokens, or raise policy.context: no turn fits behind the prompt",
     "max_turns": "raise rollout.max_turns, or train a policy that comes to an end",
 }
 # Findings that see what a warning has said already, by the words of that warning.
@@ -35,11 +38,13 @@ EQUAL = (
 
 
 def failures(folder: Path) -> str:
-    """How many episodes of a folder's trajectories failed, with the first error; empty where none did."""
+    """How many episodes of a folder's trajectories failed, with the first error, or had no room for a turn; empty where none
+    did."""
     ends = stops(folder)
     errors, total = [error or "no message" for reason, error in ends if reason == "error"], len(ends)
     if not errors:
-        return ""
+        cramped = sum(reason == CRAMPED for reason, _ in ends)
+        return f"{cramped} of {total} episodes ended before their first turn: {CURES[CRAMPED]}" if cramped else ""
     first = " ".join("".join(letter if letter.isprintable() else " " for letter in errors[0]).split())
     first = first if len(first) <= LONGEST else f"{first[:LONGEST]} …"
     return f"{len(errors)} of {total} episodes failed ({100 * len(errors) / total:.0f} %); the first error: {first}"
@@ -57,17 +62,20 @@ def unusable(folder: Path) -> str:
 
 def stops(folder: Path) -> list[tuple[str, str | None]]:
     """(stop reason, error) of each episode. An agent of one's own goes on after a turn that was cut off, and ends by itself:
-    its reason is `length`, too, where a turn was."""
+    its reason is `length`, too, where a turn was. One that the context ended before any turn has the reason CRAMPED."""
     from steps.core.parquet import read_columns
 
     path, finish = folder / "trajectories.parquet", "finish_reason"
     names = ["stop_reason", "error", f"turns.list.element.{finish}"]
     rows = read_columns(path, names).to_pylist() if path.exists() else []
-    is_cut = [any(turn[finish] == "length" for turn in row.get("turns") or ()) for row in rows]
-    return [
-        ("length" if cut and row["stop_reason"] == "done" else row["stop_reason"], row["error"])
-        for row, cut in zip(rows, is_cut, strict=True)
-    ]
+
+    def reason(row: dict[str, Any]) -> str:
+        turns = [turn[finish] for turn in row.get("turns") or ()]
+        if row["stop_reason"] == "context" and not turns:
+            return CRAMPED
+        return "length" if "length" in turns and row["stop_reason"] == "done" else str(row["stop_reason"])
+
+    return [(reason(row), row["error"]) for row in rows]
 
 
 def teaches_nothing(iteration: int) -> bool:

@@ -118,7 +118,7 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     with store.variables(**usual):
         pipeline = Pipeline(Path.cwd(), beside, display.say)
         try:
-            if chain.is_of_several(Path.cwd()) != bool(params.tasks):  # or DVC could not even read dvc.yaml with it
+            if not chain.fits(Path.cwd(), bool(params.tasks)):
                 write_chain(params, 1, 1)
             pipeline.look()
             begin(params, partial(run_stage, pipeline=pipeline, display=display), display)

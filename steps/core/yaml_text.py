@@ -39,43 +39,56 @@ def read_mapping(text: str | bytes, where: object, cure: str = "") -> dict[str, 
     return content or {}
 
 
+class Opened:
+    """A list or mapping that is being read."""
+
+    def __init__(self, event: Any, before: int) -> None:
+        import yaml
+
+        self.anchor: str | None = event.anchor
+        self.before = before  # the values before it
+        self.keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
+        self.is_key = False  # whether the latest value in it was a key
+
+    def repeated(self, event: Any) -> str | None:
+        """The key that this next value in it is, where it has that already; merge keys may come again."""
+        import yaml
+
+        self.is_key = not self.is_key
+        if self.keys is None or not self.is_key or not isinstance(event, yaml.ScalarEvent) or event.value == "<<":
+            return None
+        key = str(event.value)
+        if key in self.keys:
+            return key
+        self.keys.add(key)
+        return None
+
+
 def excess(events: Iterable[Any]) -> str:
     """What a text has too much of: levels, a key, or values that its aliases repeat. Empty where it is within bounds."""
     import yaml
 
-    opened: list[tuple[str | None, int]] = []  # the anchor of each list or mapping around, and the values before it
-    keys: list[set[str] | None] = [None]  # of each mapping around; None: a list
-    is_key = [False]  # whether a key comes next there
+    opened: list[Opened] = []
     sizes: dict[str, int] = {}  # of what each anchor names, with what aliases repeat in it
     values = repeated = 0
     for event in events:
-        if isinstance(event, yaml.NodeEvent):
-            if (before := keys[-1]) is not None and is_key[-1] and isinstance(event, yaml.ScalarEvent):
-                if event.value in before and event.value != "<<":
-                    return f"it has {event.value[:80]!r} twice in one mapping: the first would count for nothing"
-                before.add(event.value)
-            is_key[-1] = not is_key[-1]
-            if isinstance(event, yaml.CollectionStartEvent):
-                keys.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
-                is_key.append(True)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            keys.pop()
-            is_key.pop()
+        if isinstance(event, yaml.NodeEvent) and opened and (key := opened[-1].repeated(event)) is not None:
+            return f"it has {key[:80]!r} twice in one mapping: the first would count for nothing"
         if isinstance(event, yaml.AliasEvent):
             name = str(event.anchor)
-            if name not in sizes and any(anchor == name for anchor, _ in opened):
+            if name not in sizes and any(each.anchor == name for each in opened):
                 return f"the alias *{name} refers to what it stands in"
             values, repeated = values + sizes.get(name, 1), repeated + sizes.get(name, 1)
             if repeated > REPEATED:
                 return f"its aliases (such as *{name}) repeat more than {REPEATED:,} values; write them out"
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
-            if anchor:
-                sizes[anchor] = values - before
+            closed = opened.pop()
+            if closed.anchor:
+                sizes[closed.anchor] = values - closed.before
         elif isinstance(event, yaml.NodeEvent):
             values += 1
             if isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, values - 1))
+                opened.append(Opened(event, values - 1))
                 sizes.pop(str(event.anchor), None)
                 if len(opened) > DEEPEST:
                     return f"it nests lists and mappings more than {DEEPEST} levels deep"

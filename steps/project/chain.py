@@ -130,9 +130,11 @@ def read_chain(root: Path) -> dict[str, Any]:
     return content
 
 
-def is_of_several(root: Path) -> bool:
-    """Whether the chain.yaml in `root` is of several tasks."""
-    return "task" in read_chain(root)
+def fits(root: Path, is_of_several: bool) -> bool:
+    """Whether the chain.yaml in `root` is one with which DVC can read dvc.yaml for a single task, or for several."""
+    if not (root / CHAIN).exists():
+        return False
+    return (read_chain(root).get("of") or {}).get("param") == ("tasks" if is_of_several else "task")
 
 
 def origins(root: Path) -> list[str]:

@@ -92,9 +92,7 @@ class LastingMlflow:
 
         own = threading.Thread(target=called, name="MLflow", daemon=True)
         while self.running is not own:
-            with (
-                self.starting
-            ):  # an iteration is logged in a thread of the flow, which may end in another one meanwhile
+            with self.starting:  # an iteration is logged in a thread of the flow, and the run may end in another one
                 if self.running is None or not self.running.is_alive():
                     own.start()
                     self.running = own

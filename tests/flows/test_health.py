@@ -11,7 +11,7 @@ import pytest
 from environments.base import Scenario
 from flows.terminal import health
 from flows.terminal.display import RunDisplay
-from steps.core.records import write_records
+from steps.core.records import Trajectory, read_records, write_records
 from tests.support.judged import attempt, words
 
 SCENARIO = Scenario.make("t", "train", [], {})
@@ -96,6 +96,21 @@ def test_trajectories_without_a_token_that_bears_loss_teach_nothing(folder: Path
     (folder / "metrics.json").write_text(json.dumps({"trained": 2, "tokens_trained": 0}))
     assert health.teaches_nothing(1)
     assert "in 2 of 2 trajectories no token bears loss" in health.warnings(1)[-1]
+
+
+def test_episodes_without_room_for_a_turn_are_shown(folder: Path) -> None:
+    """Or a success of 0 would have no reason. One that the context ended later is a failure of the policy's own."""
+    episodes(folder / "evaluation", "context", "done", "context")
+    fates(folder, "gradient", "gradient")
+    episodes(folder, "done", "done")
+    assert health.warnings(1) == []
+    path = folder / "evaluation/trajectories.parquet"
+    played = [each.model_copy(update={"turns": ()}) for each in read_records(Trajectory, path)]
+    write_records(played, path)
+    assert health.warnings(1) == [
+        "Warning: validation: 2 of 3 episodes ended before their first turn: lower max_tokens, or raise policy.context: no "
+        "turn fits behind the prompt"
+    ]
 
 
 def test_failed_episodes_are_shown_with_the_first_error(

@@ -8,7 +8,7 @@ import pytest
 
 from steps.core.errors import UserError
 from steps.project import chain
-from steps.project.chain import CHAMPION, is_of_several, origins, policy_lag, read_chain, sampled_with, write_chain
+from steps.project.chain import CHAMPION, fits, origins, policy_lag, read_chain, sampled_with, write_chain
 
 
 def links(overlap: int) -> dict[str, tuple[str, str]]:
@@ -120,10 +120,14 @@ def test_a_chain_says_by_which_key_the_task_is_named(tmp_path: Path, monkeypatch
     write_chain(1, 1)
     assert "task" not in read_chain(tmp_path), "a single task is named in params.yaml alone"
     assert read_chain(tmp_path)["of"] == {"param": "task", "rubric": "/rubric.md"}
+    (tmp_path / "chain.yaml").unlink()
+    assert not fits(tmp_path, False), "there is none yet"
+    (tmp_path / "chain.yaml").write_text("# nothing\n")
+    assert not fits(tmp_path, False)
     write_chain(1, 1)
-    assert not is_of_several(Path.cwd())
+    assert (fits(tmp_path, False), fits(tmp_path, True)) == (True, False)
     write_chain(1, 1, tasks="multiplication+tic_tac_toe")
-    assert is_of_several(Path.cwd()), "what a run of one task writes anew before DVC reads it, and the other way round"
+    assert (fits(tmp_path, False), fits(tmp_path, True)) == (False, True)
     assert read_chain(tmp_path)["task"] == "multiplication+tic_tac_toe"
     assert read_chain(tmp_path)["of"] == {"param": "tasks", "rubric": ""}
     for text, words in (

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 19_604,
+    "lines that the main job reaches": 19_629,
     "modules that the main job reaches": 134,
-    "lines with what it asks all add-ons for": 35_698,
-    "lines of the product": 72_533,
+    "lines with what it asks all add-ons for": 35_727,
+    "lines of the product": 72_560,
     "modules of the product": 523,
-    "lines of environments, steps and flows": 39_715,
+    "lines of environments, steps and flows": 39_741,
     "settings of the core": 84,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

@@ -46,6 +46,7 @@ class Answers:
     def __init__(self) -> None:
         self.by_call: dict[str, Recorded] = {}  # by the id of each of its calls
         self.by_text: dict[tuple[str, ...], list[Recorded]] = defaultdict(list)  # by its words, and its calls' names
+        self.exact: dict[tuple[str, ...], Recorded] = {}  # the first, by its words, and its calls with their arguments
         self.most_calls = 0
 
     def add(self, answer: Message, stops: Sequence[str] = ()) -> None:
@@ -57,6 +58,7 @@ class Answers:
         self.by_call |= {call["id"]: own for call in calls if "id" in call}
         for words in own.words:
             self.by_text[words, *_names(calls)].append(own)
+            self.exact.setdefault((words, *_written(calls)), own)
 
     def recognised(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Message]:
         """The messages, with recorded answers in the place of an assistant's that stand for them; `tools` of the request."""
@@ -85,14 +87,11 @@ class Answers:
             if own is not None and (same := self._same(part, own)) is not None:
                 return same
         for part in sorted(parts, key=lambda part: (part.is_parted, 0 if part.is_parted else -part.end)):
-            filled = None
-            for own in self.by_text.get((part.words.strip(), *_names(part.calls)), ()):
-                same = self._same(part, own, defaults)
-                if same is not None and all(any(call is given for given in part.calls) for call in same.calls):
-                    return same  # with the very arguments
-                filled = filled or same
-            if filled is not None:
-                return filled
+            words = part.words.strip()
+            exact = self.exact.get((words, *_written(part.calls)))
+            for own in [exact] if exact else self.by_text.get((words, *_names(part.calls)), ()):
+                if (same := self._same(part, own, defaults)) is not None:
+                    return same
         return None
 
     @staticmethod
@@ -152,6 +151,11 @@ def stripped(text: Any) -> str:
 
 def _names(calls: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(call["function"]["name"] for call in calls)
+
+
+def _written(calls: Sequence[dict[str, Any]]) -> list[str]:
+    functions = [call["function"] for call in calls]
+    return sorted(f"{each['name']} {json.dumps(each['arguments'], sort_keys=True)}" for each in functions)
 
 
 def _has_id(given: dict[str, Any], recorded: dict[str, Any]) -> bool:

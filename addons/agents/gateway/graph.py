@@ -142,7 +142,7 @@ class Graph:
         if self.mode != "free" and (fields := grammar(request, chat)):
             node.grammar = fields | {"ends": [chat.end]}
         node.whole = placement.shown.answered(message)
-        node.stop = spoken(answer, request, chat)[1] or ""
+        node.stop = (spoken(answer, request, chat)[1] or "") if request.stop else ""
         if not placement.is_text:
             self.echoes.add(message, request.stop)
             self.ends[node.whole.name(len(node.whole.keys))].append(placement.number)

@@ -32,7 +32,7 @@ def made(split: Any = "train", **data: Any) -> Scenario:
     ("returned", "sentence"),
     [
         (None, "returned NoneType; it must return a list of Scenario"),
-        ([{"messages": USER}], "returned list; it must return a list of Scenario"),
+        ([{"messages": USER}], "returned a list with dict; it must return a list of Scenario"),
         ([], "returned none of this split"),
         ([made("test")], "returned one of the split test"),
     ],
@@ -43,7 +43,7 @@ def test_scenarios_are_a_list_of_their_split(returned: Any, sentence: str) -> No
 
 
 def test_fewer_scenarios_than_were_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(checked((made(a=1), made(a=2)), "train", 12)) == 2
+    assert len(checked([made(a=1), made(a=2)], "train", 12)) == 2
     assert "train has 2 scenarios, and 12 were asked for" in "".join(capsys.readouterr())
 
 
