@@ -36,7 +36,7 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.parquet import read_columns
 from steps.core.terminal import command_parser
-from steps.project.chain import iteration_name, sampled_with
+from steps.project.chain import iteration_folders, iteration_name, sampled_with
 from steps.project.kept_runs import NAME
 
 
@@ -109,7 +109,7 @@ def row_text(row: dict[str, Any]) -> str:
 
 def choose(words: str | None) -> list[str]:
     """The stored iterations that `words` name, as 3 or 2-4; all of them where it is None."""
-    stored = sorted(path.parent.name for path in RUN.glob("[0-9][0-9][0-9]/trajectories.parquet"))
+    stored = [path.name for path in iteration_folders(RUN) if (path / "trajectories.parquet").exists()]
     if not stored:
         raise UserError(
             f"{RUN} holds no iteration to judge again: `make train` makes some, `.venv/bin/dvc checkout` brings them back"

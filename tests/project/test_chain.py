@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.rescore import choose
 from steps.core.errors import UserError
 from steps.project import chain
 from steps.project.chain import CHAMPION, fits, origins, policy_lag, read_chain, sampled_with, write_chain
@@ -113,6 +114,20 @@ def test_a_chain_of_a_fresh_run_says_nothing_of_starts(tmp_path: Path, monkeypat
     (tmp_path / "chain.yaml").write_text("warmed: {sft: {prev: '$(id)'}}\n")
     with pytest.raises(UserError, match="is no name of an iteration"):
         origins(tmp_path)
+
+
+def test_iterations_that_a_longer_run_left_are_not_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their scenarios are of that run, which may have been of another task."""
+    monkeypatch.chdir(tmp_path)
+    write_chain(2, 1)
+    for name in ("001", "002", "003"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "trajectories.parquet").touch()
+    assert choose(None) == ["001", "002"]
+    with pytest.raises(UserError, match="--iterations 3: give a number or a range of 001 to 002"):
+        choose("3")
 
 
 def test_a_chain_says_by_which_key_the_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
