@@ -269,8 +269,8 @@ def test_stored_iterations_are_judged_again_and_trained_on_without_sampling(proj
 def test_a_batch_that_is_sampled_again_by_another_worker_has_the_same_bytes(project: Project) -> None:
     """The stopped run's worker had evaluated before; the next run's had just started."""
     assert (project.folder / "run/001/trajectories.parquet").read_bytes() == project.sampled_before
-    log = (project.folder / LOG).read_text()
-    assert log.count("steps.rollout took") == 3, "the first batch was sampled twice"
+    logged = (project.folder / LOG).read_text()[len(project.logged_before) :]
+    assert logged.count("steps.rollout took") == 2, "the first batch was sampled again"
 
 
 def test_an_update_that_is_made_again_has_the_same_hashes(project: Project, tmp_path: Path) -> None:
