@@ -17,16 +17,19 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from environments.kit.transcripts import Message, use
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-TYPES = "str, int, float, bool, Literal, a list of these such as list[str], and each of them with `| None`"
+TYPES = (
+    "str, int, float, bool, Literal, a list of these such as list[str], unions of them, and each with Annotated bounds"
+)
 SECTION = re.compile(
     r"(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Todo):\s*"
 )
@@ -96,14 +99,19 @@ def make_tool(method: Callable[..., Any]) -> Tool:
             raise TypeError(f"{where} is not a named argument: write each argument of a tool by its name")
         if name not in hints:
             raise TypeError(f"{where} has no type hint: write it as in `{name}: str`")
-        if name not in described:
+        hint, default = hints[name], parameter.default
+        if isinstance(default, FieldInfo):  # `cell: int = Field(ge=1)`
+            hint = Annotated[hint, default]
+            default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+        schema = _json_type(hint, where)
+        if not (text := described.get(name) or schema.get("description")):
             raise TypeError(
                 f"{method.__qualname__}: the docstring does not describe {name}: add a line `{name}: what it is` to its "
                 "section `Args:`"
             )
-        properties[name] = _json_type(hints[name], where) | {"description": described[name]}
-        must = parameter.default is parameter.empty
-        fields[name] = (hints[name], ... if must else parameter.default)
+        properties[name] = schema | {"description": text}
+        must = default is parameter.empty
+        fields[name] = (hint, ... if must else default)
         required += [name] if must else []
     parameters = {"type": "object", "properties": properties, "required": required}
     function = {"name": method.__name__, "description": summary, "parameters": parameters}
@@ -116,7 +124,7 @@ def make_tool(method: Callable[..., Any]) -> Tool:
 
 def _hints(method: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(method)
+        return typing.get_type_hints(method, include_extras=True)
     except NameError as problem:
         raise TypeError(
             f"{method.__qualname__}: a type hint cannot be read ({problem}); import what it names at the top of the module"
@@ -147,8 +155,13 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 def _json_type(hint: Any, where: str) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        whole = TypeAdapter(hint).json_schema()
+        bounds = {key: value for part in (*whole.pop("anyOf", ()), whole) for key, value in part.items()}
+        return (kind := _json_type(inner[0], where)) | bounds | kind
     if origin in (types.UnionType, typing.Union):
-        return _json_type(next(kind for kind in inner if kind is not type(None)), where)
+        choices = [_json_type(kind, where) for kind in inner if kind is not type(None)]
+        return choices[0] if len(choices) == 1 else {"anyOf": choices}
     if origin is Literal and {type(value) for value in inner} in ({kind} for kind in JSON_TYPES):
         return {"type": JSON_TYPES[type(inner[0])], "enum": list(inner)}
     if origin is list:
@@ -230,7 +243,9 @@ def any_call(tools: Mapping[str, Tool], rng: Random, texts: Sequence[str] = ()) 
     function = rng.choice(list(tools.values())).schema["function"]
     properties, required = function["parameters"].get("properties", {}), function["parameters"].get("required", ())
     optional = [
-        name for name, schema in properties.items() if name not in required and schema.keys() & {"type", "enum"}
+        name
+        for name, schema in properties.items()
+        if name not in required and schema.keys() & {"type", "enum", "anyOf"}
     ]
     names = [*required, *(name for name in optional if rng.random() < 0.3)]
     given = rng.choice(texts).split() if texts else []
@@ -257,9 +272,10 @@ def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
         return [any_value(schema.get("items", {}), rng, texts) for _ in range(schema["minItems"])]
     if kind == "object" and schema.get("required"):
         return {name: any_value(schema.get("properties", {}).get(name), rng, texts) for name in schema["required"]}
-    low = int(schema.get("minimum", 0))
+    low = int(schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1))
+    high = max(low, int(schema.get("maximum", schema.get("exclusiveMaximum", low + 10) - 1)))
     kinds: dict[str, Any] = {
-        "integer": rng.randint(low, max(low, int(schema.get("maximum", low + 9)))),
+        "integer": rng.randint(low, high),
         "number": round(rng.uniform(low, max(low, float(schema.get("maximum", low + 10)))), 1),
         "boolean": rng.random() < 0.5,
         "array": [],

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from random import Random
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field, ValidationError
 
 from addons.families.reader import OTHER
 from environments._template import Template
 from environments.base import Component, Env, error, is_call_error, is_unparsed
-from environments.kit.tools import make_tool, text_of, tool
+from environments.kit.tools import any_call, make_tool, text_of, tool
 from steps.core.ports import names
 from steps.core.records import Trajectory
 from steps.judging.rule import by_rule
@@ -333,3 +335,40 @@ def test_errors_of_a_call_are_told_from_those_of_a_tool() -> None:
     assert [text for text in unparsed if not is_unparsed(text)] == []
     assert [text for text in shown if is_unparsed(text)] == []
     assert not is_call_error(error("there is no country of this name; look up another"))
+
+
+def test_bounds_and_unions_reach_the_policy_and_the_check() -> None:
+    def book(
+        self: Env,
+        seats: Annotated[int, Field(ge=1, le=9)],
+        row: int | str,
+        price: Annotated[float | None, Field(gt=0)] = None,
+        names: list[Annotated[str, Field(min_length=2)]] | None = None,
+        hall: int = Field(1, ge=1, description="which hall"),
+    ) -> None:
+        """Book.
+
+        Args:
+            seats: how many
+            row: its name
+            price: at most
+            names: of guests
+        """
+
+    made = make_tool(book)
+    parameters = made.schema["function"]["parameters"]
+    assert parameters["required"] == ["seats", "row"]
+    assert parameters["properties"] == {
+        "seats": {"type": "integer", "minimum": 1, "maximum": 9, "description": "how many"},
+        "row": {"anyOf": [{"type": "integer"}, {"type": "string"}], "description": "its name"},
+        "price": {"type": "number", "exclusiveMinimum": 0, "description": "at most"},
+        "names": {"type": "array", "items": {"type": "string", "minLength": 2}, "description": "of guests"},
+        "hall": {"type": "integer", "minimum": 1, "default": 1, "description": "which hall"},
+    }
+    assert made.arguments.model_validate({"seats": 9, "row": "b"}).model_dump()["hall"] == 1
+    for wrong in ({"seats": 10}, {"row": 1.5}, {"price": 0.0}, {"names": ["a"]}, {"hall": 0}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            made.arguments.model_validate({"seats": 1, "row": 1} | wrong)
+    for seed in range(50):
+        call = any_call({"book": made}, Random(seed))["tool_calls"][0]["function"]
+        made.arguments.model_validate(call["arguments"])
