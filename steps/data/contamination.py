@@ -6,13 +6,15 @@ three. Each scenario counts once, by the first rule that finds it:
 
 - content: the same id, or the same messages and data under another id;
 - source: the same origin of an answer, which the environment's `sources` names (a mail, a function, a seed);
-- shown: the policy is shown the same messages, whatever the hidden data say; case and white space are no difference;
+- shown: the policy is shown the same messages, whatever the hidden data say;
 - overlap: one training scenario has more than `scenarios.max_overlap` of its word n-grams. Words are those of the user's
   messages, numbers included, in lower case and without punctuation; a text of fewer than n words is a single n-gram. N-grams
   of more than a fifth of the training scenarios do not count, because they are the task's own wording; nor do those without
   a letter, such as rows of a board. An environment whose openings repeat by nature says so (`openings_repeat`), and only its
   sources are compared.
 
+How Unicode writes a letter (é as one sign or two) is no difference, nor are the case and white space of what is shown, nor
+a source's type (7 and "7").
 It does not recognise paraphrases, translations, or texts in scripts without spaces between words.
 """
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,12 +172,12 @@ def _sharing(
 
 def _contents(scenario: Scenario) -> tuple[str, str]:
     """The id, and what it is a hash of but for the split."""
-    return scenario.id, json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False)
+    return scenario.id, composed(json.dumps([scenario.messages, scenario.data], sort_keys=True, ensure_ascii=False))
 
 
 def _shown(scenario: Scenario) -> list[str]:
     """What the policy sees first, as one key; none where that is nothing."""
-    texts = [f"{message['role']} {' '.join(_text(message).casefold().split())}" for message in scenario.messages]
+    texts = [f"{message['role']} {alike(_text(message))}" for message in scenario.messages]
     return ["\n".join(texts)] if texts else []
 
 
@@ -185,11 +188,22 @@ def sources(scenario: Scenario, task: str, keys: Sequence[str]) -> list[tuple[An
     return list(itertools.product(*(_leaves(scenario.data[key]) for key in keys))) if keys else []
 
 
-def _leaves(value: Any) -> list[Any]:
-    """All items of nested lists; any other value as the only item. Objects become texts, which can be compared by hash."""
+def _leaves(value: Any) -> list[str]:
+    """All items of nested lists, or the only value, as texts that can be compared."""
     if isinstance(value, list | tuple):
         return [leaf for item in value for leaf in _leaves(item)]
-    return [json.dumps(value, sort_keys=True) if isinstance(value, dict) else value]
+    if isinstance(value, dict):
+        return [composed(json.dumps(value, sort_keys=True, ensure_ascii=False))]
+    return [composed(str(int(value) if isinstance(value, float) and value.is_integer() else value))]
+
+
+def composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def alike(text: str) -> str:
+    """The text without what tells no two questions apart: case, white space, and how Unicode writes its letters."""
+    return " ".join(composed(composed(text).casefold()).split())
 
 
 def by_overlap(train: Sequence[Scenario], held: Sequence[Scenario], n: int) -> tuple[list[SimilarPair], int]:
@@ -217,7 +231,7 @@ def n_grams(scenario: Scenario, n: int) -> set[tuple[str, ...]]:
     """The word n-grams of the user's messages that hold a letter; a shorter text is a single one. A picture is a word."""
     messages = [message for message in scenario.messages if message["role"] == "user"]
     text = " ".join(map(_text, messages))
-    words = re.findall(r"\w+", text.lower())
+    words = re.findall(r"\w+", alike(text))
     grams = zip(*(words[start:] for start in range(n)), strict=False) if len(words) >= n else [tuple(words)]
     return {gram for gram in grams if any(map(str.isalpha, "".join(gram)))}
 

@@ -169,10 +169,10 @@ def test_the_same_content_in_two_splits_has_two_ids_and_is_found() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"shelf": 1, "boxes": ["a", "b"]}, {(1, "a"), (1, "b")}),
+        ({"shelf": 1, "boxes": ["a", "b"]}, {("1", "a"), ("1", "b")}),
         ({"shelf": "x", "boxes": [["a"], ["b", ["c"]]]}, {("x", "a"), ("x", "b"), ("x", "c")}),
         ({"shelf": 1, "boxes": []}, set()),
-        ({"shelf": 1, "boxes": {"b": 1, "a": 2}}, {(1, '{"a": 2, "b": 1}')}),
+        ({"shelf": 1, "boxes": {"b": 1, "a": 2}}, {("1", '{"a": 2, "b": 1}')}),
     ],
 )
 def test_sources_are_the_keys_together_a_member_at_a_time(data: dict[str, Any], expected: set[Any]) -> None:
@@ -189,6 +189,22 @@ def test_a_shared_source_is_found_and_a_shared_part_of_one_is_not() -> None:
     with pytest.raises(UserError, match=rf"alike: 1 .test {leak.id} and train {train[0].id} \(source\)\);"):
         checked(train, [leak], Toys)
     assert checked(train, [leak])["passed"], "a task that names no sources is not held to them"
+
+
+@pytest.mark.parametrize(("one", "other"), [(7, "7"), (7, 7.0), ("Caf\u00e9", "Cafe\u0301")])
+def test_a_source_is_the_same_however_it_is_written(one: Any, other: Any) -> None:
+    first, second = told("One.", shelf=one, boxes=["a"]), told("Two.", "test", shelf=other, boxes=["a"])
+    with pytest.raises(UserError, match=r"\(source\)"):
+        checked([first], [second], Toys)
+    assert checked([told("One.", shelf="aB", boxes=["a"])], [told("Two.", "test", shelf="Ab", boxes=["a"])], Toys)[
+        "passed"
+    ]
+
+
+@pytest.mark.parametrize("other", ["Where is the Cafe\u0301?", "where  is the CAF\u00c9?"])
+def test_a_question_is_the_same_however_its_letters_are_written(other: str) -> None:
+    with pytest.raises(UserError, match=r"\(shown\)"):
+        checked([told("Where is the Caf\u00e9?", shelf=1)], [told(other, "test", shelf=2)])
 
 
 def test_a_source_that_the_data_does_not_have_is_said() -> None:
