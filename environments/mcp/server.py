@@ -30,7 +30,7 @@ from environments.base import TaskProblem, error
 from environments.kit.child import Child
 from environments.kit.waiting import TookTooLong, loop, run
 from environments.mcp.messages import is_lost, observation, plain, spoken
-from environments.mcp.settings import TOOLS, ServerSettings, read_settings, shown_names
+from environments.mcp.settings import TOOLS, ServerSettings, read_settings, shown_names, variable
 
 START_SECONDS = 30.0  # until a server has to be ready
 LIST_SECONDS = 10.0  # in which it has to have listed all of its tools
@@ -207,7 +207,7 @@ class Server:
         if self.settings.url is not None:
             from environments.kit.http_client import limited
 
-            key = os.environ.get(self.settings.key_env, "") if self.settings.key_env else ""
+            key = variable(self.settings.key_env) if self.settings.key_env else ""
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             client = await stack.enter_async_context(limited(self.settings.url, headers, START_SECONDS))
             return streamable_http_client(self.settings.url, http_client=client)

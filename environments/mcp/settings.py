@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from environments.base import TaskProblem
+from steps.core.errors import UserError
+from steps.core.yaml_text import read_mapping
 
 CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
 TOOLS = "tools.json"  # the server's tools as they were recorded
@@ -79,9 +80,18 @@ class ServerSettings(BaseModel):
         def filled(text: str) -> str:
             return text.replace("{data}", str(folder.absolute())).replace("{work}", str(work))
 
-        passed = {name: os.environ[name] for name in self.pass_env if name in os.environ}
+        passed = {name: variable(name) for name in self.pass_env}
         program = sys.executable if self.command == "python" else filled(str(self.command))
         return program, [*map(filled, self.args)], {name: filled(text) for name, text in self.env.items()} | passed
+
+
+def variable(name: str) -> str:
+    """A variable's value. TaskProblem where it is not set: without its key a server would answer errors alone."""
+    if name not in os.environ:
+        raise TaskProblem(
+            f"server.yaml names the variable {name}, which is not set; without a need for it, set it to nothing"
+        )
+    return os.environ[name]
 
 
 def read_settings(folder: Path) -> ServerSettings:
@@ -90,11 +100,9 @@ def read_settings(folder: Path) -> ServerSettings:
     if not path.is_file():
         raise TaskProblem(f"{path} is missing: it says how the MCP server is started; `make new-mcp` writes one")
     try:
-        return ServerSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except UnicodeDecodeError as problem:
-        raise TaskProblem(f"{path} is no text in UTF-8 ({problem})") from None
-    except (yaml.YAMLError, RecursionError) as problem:
-        raise TaskProblem(f"{path} is no YAML: {' '.join(str(problem).split())}") from None
+        return ServerSettings.model_validate(read_mapping(path.read_bytes(), path))
+    except UserError as problem:
+        raise TaskProblem(str(problem)) from None
     except ValidationError as problem:
         faults = [
             f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg'].removeprefix('Value error, ')}"

@@ -53,7 +53,10 @@ def computed(env: type[Env], scenario: Scenario, trajectory: Trajectory) -> tupl
     parts = env.components(scenario, trajectory.messages(scenario))
     total = number(added(part.value for part in parts), "reward", "the sum of its components")
     why = "; ".join(f"{part.name}: {part.why}" for part in parts)
-    return total, {part.name: part.value for part in parts}, why
+    components = dict[str, float]()
+    for part in parts:  # of one name, such as a penalty for each of two faults: their sum
+        components[part.name] = components[part.name] + part.value if part.name in components else part.value
+    return total, components, why
 
 
 def unusable(

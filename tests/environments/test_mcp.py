@@ -44,13 +44,15 @@ def write(folder: Path, **settings: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A task's data, with the server's tools."""
+    os.environ["NOTES_KEY"] = ""
     made = write(tmp_path_factory.mktemp("notes"), pass_env=["NOTES_KEY"], env={"WHERE": "{data}"})
     (made / "work").mkdir()
     (made / "work" / "first.txt").write_text("buy milk")
     server.record(made)
-    return made
+    yield made
+    del os.environ["NOTES_KEY"]
 
 
 @pytest.fixture
@@ -270,6 +272,7 @@ def test_a_server_ends_with_the_process_that_started_it(folder: Path, is_killed:
         ({"url": "http://127.0.0.1:9/mcp"}, "give either command or url"),
         ({"reset": "start_anew"}, "reset belongs to fresh: false"),
         ({"key_env": "KEY"}, "key_env belongs to a url"),
+        ({"pass_env": ["NOTES_KYE"]}, "does not start .server.yaml names the variable NOTES_KYE, which is not set"),
         ({"description": ""}, "description: String should have at least 1 character"),
         ({"turns": 3}, "turns: Extra inputs are not permitted"),
     ],
@@ -301,7 +304,7 @@ def test_what_is_missing_or_has_changed_is_said(tmp_path: Path, folder: Path) ->
     ):
         Mcp(ASKED, data)
     (tmp_path / "server.yaml").write_text("a: [")
-    with pytest.raises(TaskProblem, match="is no YAML"):
+    with pytest.raises(TaskProblem, match="is not valid YAML"):
         Mcp.load(tmp_path)
 
 

@@ -135,6 +135,12 @@ def test_numbers_of_other_kinds_count_as_what_they_hold(given: Any) -> None:
     assert (reward.score, reward.rule, list(reward.components.values())) == (1.0, 1.0, [1.0])
 
 
+def test_components_of_one_name_are_one_sum() -> None:
+    reward = scored(given=[Component("fault", -0.5, "x"), Component("full", 1.0, "y"), Component("fault", -0.25, "z")])
+    assert (reward.score, reward.components) == (0.25, {"fault": -0.75, "full": 1.0})
+    assert reward.explanation == "fault: x; full: y; fault: z"
+
+
 @pytest.mark.parametrize("won", [None, "yes", NAN, 2, [True], np.float64("nan")])
 def test_a_success_that_is_neither_true_nor_false_is_named(won: Any) -> None:
     reward = scored(won=won)
