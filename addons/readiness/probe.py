@@ -36,6 +36,7 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
     from steps.judging.rule import by_rule, unusable_line
     from steps.sampling import engine
     from steps.sampling.job import Job
+    from steps.scenarios import checked
 
     env = environments.load(params.task)
     if env.is_agent or params.policy.kind != "vllm" or params.tasks:
@@ -44,8 +45,12 @@ def probe(params: Params, scenarios: int, attempts: int) -> None:
             "after its first attempts what the policy can do"
         )
     folder = environments.data_of(params.task)
-    data = env.load(folder)
-    chosen = env.scenarios(data, "train", min(scenarios, params.scenarios.train), params.seed)
+    count = min(scenarios, params.scenarios.train)
+    try:
+        data = env.load(folder)
+        chosen = checked(env.scenarios(data, "train", count, params.seed), "train", count)
+    except ValueError as problem:
+        raise UserError(f"task {params.task}: {problem}") from None
     say(f"{params.task}: {attempts} attempts of {params.policy.base_model} at each of {len(chosen)} scenarios")
     pairs = [(scenario, number) for scenario in chosen for number in range(attempts)]
     began = time.monotonic()

@@ -83,3 +83,17 @@ def test_one_that_does_not(project: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_what_it_cannot_try(project: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe.main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_data_that_its_task_refuses_is_a_sentence(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(cls: type, *_: Any) -> None:
+        raise ValueError("game.json has no sides")
+
+    monkeypatch.setattr("environments.multiplication.Multiplication.scenarios", classmethod(lambda *_: []))
+    assert probe.main(["--task", "multiplication"]) == 2
+    assert "returned none of this split: write more data" in capsys.readouterr().err
+    monkeypatch.setattr("environments.multiplication.Multiplication.load", classmethod(refused))
+    assert probe.main(["--task", "multiplication"]) == 2
+    assert capsys.readouterr().err == "error: task multiplication: game.json has no sides\n"
