@@ -72,17 +72,18 @@ def main() -> int:
                 raise UserError("--from brings the settings of its run: change them with --set, not --task or --preset")
             begin, fork = bring("source", "adapter", "--from").fork(options.source)
         changes = [*fork, *options.set, *["train.way=grpo"] * (options.force and bool(names("way")))]
-        params = set_params(changes, task=options.task, dry_run=options.dry_run, preset=options.preset, begin=begin)
+        resolved = partial(set_params, changes, task=options.task, preset=options.preset, begin=begin)
         if options.dry_run:
-            print(params.model_dump_json(indent=2, by_alias=True))
+            print(resolved(dry_run=True).model_dump_json(indent=2, by_alias=True))
             return 0
         if not Path(".git").exists():
             raise UserError(
                 f"{Path.cwd()} is no git repository (a ZIP download is none), and DVC needs one: `git init && git add --all "
                 "&& git commit --message start`, then the same command again"
             )
-        if options.name:
-            kept_runs.refuse_other(Path.cwd(), options.name, params)
+        if options.name:  # before params.yaml changes
+            kept_runs.refuse_other(Path.cwd(), options.name, resolved(dry_run=True))
+        params = resolved()
         for check in every("preflight"):
             check(params)
         read_lock(Path.cwd())  # a damaged one is refused before a server is started

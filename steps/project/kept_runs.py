@@ -31,9 +31,14 @@ def ref(name: str) -> str:
 
 def refuse_other(root: Path, name: str, params: Params) -> None:
     """UserError where a run of this name is kept that had other settings than these: it would be replaced. What a run may
-    choose itself, and how long it goes on, may differ."""
+    choose itself, and how long it goes on, may differ. UserError, too, before the first commit, which a kept run follows."""
     from steps.core.params import Params, parse
 
+    if not git(root, "rev-list", "--all", "--max-count=1"):
+        raise UserError(
+            f"a named run is kept beside a commit, and {root} has none yet: `git add --all && git commit --message start`, "
+            "then the same command again"
+        )
     if not git(root, "for-each-ref", ref(name)):
         return
     try:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,25 @@ def test_a_folder_without_git_is_one_sentence_before_anything_starts(folder: Pat
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.startswith(f"error: {folder} is no git repository (a ZIP download is none)")
     assert not (folder / ".flywheel/mlflow.db").exists()
+
+
+def test_a_name_that_cannot_be_kept_changes_no_settings(folder: Path) -> None:
+    """Before the first commit, and where another run has the name."""
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    words = python("flows.train", "--name", "first", "--set", "seed=3")
+    before = (folder / "params.yaml").read_bytes()
+    process = run(words, folder, PYTHONPATH=os.fspath(ROOT))
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "has none yet: `git add --all && git commit" in process.stderr
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *identity, "commit", "--quiet", "--allow-empty", "-m", "start"], cwd=folder, check=True)
+    subprocess.run(["git", "add", "--force", "params.yaml"], cwd=folder, check=True)
+    subprocess.run(["git", *identity, "commit", "--quiet", "-m", "params"], cwd=folder, check=True)
+    subprocess.run(["git", "update-ref", "refs/runs/first", "HEAD"], cwd=folder, check=True)
+    process = run(words, folder, PYTHONPATH=os.fspath(ROOT))
+    assert (process.returncode, process.stdout) == (2, "")
+    assert "a run first is kept that has other settings in seed" in process.stderr
+    assert (folder / "params.yaml").read_bytes() == before
 
 
 # --- Several tasks
