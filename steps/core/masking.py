@@ -37,7 +37,7 @@ SHORTEST = 6  # characters; shorter values of environment variables are not look
 # The pattern is tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
 KEYS = (
     "pass pwd secret private signing encryption auth api credential"
-    " token access cookie account shared session bearer ssws ://"
+    " token access cookie account shared session bearer jwt ssws ://"
 ).split()
 CLOSED = r"(?:\\*[\"'`]|\]|\*{1,3}|</\w{1,9}>)"  # markup that ends with a name
 TEXT = re.compile(

@@ -20,7 +20,7 @@ SURE = (
 )
 SURE += r"|authorization|api[_ -]?key|credentials?|client[_ -]?secret"
 UNSURE = (
-    r"token|secret|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_ -]?id"
+    r"token|secret|jwt|bearer|access[_ -]?key(?:[_ -]?id)?|auth|cookie|private[_ -]?key[_ -]?id"
     r"|(?:account|shared|session)[_ -]?(?:access[_ -]?)?(?:key|id)"
 )
 UNSURE += r"|(?<=[A-Za-z0-9][_-])pass"
