@@ -31,7 +31,7 @@ from benchmarks import _common, _runs
 from benchmarks._trl import set_weights, train_with_trl
 from benchmarks._trl_play import TrlTask
 
-ITERATIONS = {"multiplication": 8, "tic_tac_toe": 12, "email_search": 8}
+ITERATIONS = {"multiplication": 8, "tic_tac_toe": 20, "email_search": 8}
 SHARED = {  # settings that have the same names as GRPOConfig's
     "loss_type",
     "scale_rewards",
