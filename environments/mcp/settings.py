@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from environments.base import TaskProblem
-from steps.core.errors import UserError
-from steps.core.yaml_text import read_mapping
 
 CALLABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that models can call
 TOOLS = "tools.json"  # the server's tools as they were recorded
@@ -100,9 +99,11 @@ def read_settings(folder: Path) -> ServerSettings:
     if not path.is_file():
         raise TaskProblem(f"{path} is missing: it says how the MCP server is started; `make new-mcp` writes one")
     try:
-        return ServerSettings.model_validate(read_mapping(path.read_bytes(), path))
-    except UserError as problem:
-        raise TaskProblem(str(problem)) from None
+        return ServerSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except UnicodeDecodeError as problem:
+        raise TaskProblem(f"{path} is no text in UTF-8 ({problem})") from None
+    except (yaml.YAMLError, RecursionError) as problem:
+        raise TaskProblem(f"{path} is no YAML: {' '.join(str(problem).split())}") from None
     except ValidationError as problem:
         faults = [
             f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg'].removeprefix('Value error, ')}"

@@ -35,7 +35,7 @@ def attention(
     import torch
 
     from steps.training.flex import attend
-    from steps.training.gather import gather
+    from steps.training.logprobs import gather
 
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

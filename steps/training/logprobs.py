@@ -1,4 +1,5 @@
-"""Logprobs and entropies of tokens from hidden states and a frozen output layer, block by block, without keeping any logits.
+"""Logprobs and entropies of tokens from hidden states and a frozen output layer, block by block, without keeping logits; and
+rows of a tensor by their places, whose gradient is summed in float32.
 
 Inner sums are float32, results have the input's type. Importing this imports torch. Shapes: N tokens, V vocabulary.
 """
@@ -108,3 +109,22 @@ class _LogSoftmax(Function):
 
 
 log_softmax = _LogSoftmax.apply
+
+
+class _Gather(Function):
+    """x.index_select(0, places) of x [N, …]. Gradients of a place that comes often are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        [places] = ctx.saved_tensors
+        total = torch.zeros(ctx.count, *slope.shape[1:], dtype=torch.float32, device=slope.device)
+        return total.index_add_(0, places, slope.float()).to(slope.dtype), None
+
+
+gather = _Gather.apply

@@ -232,8 +232,7 @@ def token_logps(
     """Logprobs and entropies (nats) of the sampled tokens: two [B, S], 0 where padded. Entropies have a gradient where they
     are learnt, and are all 0 where they are not asked for. `routed` is given the router's logits [U, experts] of each layer,
     of a mixture of experts."""
-    from steps.training.gather import gather
-    from steps.training.logprobs import Wanted, log_softmax
+    from steps.training.logprobs import Wanted, gather, log_softmax
 
     causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     inputs: dict[str, Any] = {"input_ids": packed.ids, "position_ids": packed.positions}

@@ -304,7 +304,7 @@ def test_what_is_missing_or_has_changed_is_said(tmp_path: Path, folder: Path) ->
     ):
         Mcp(ASKED, data)
     (tmp_path / "server.yaml").write_text("a: [")
-    with pytest.raises(TaskProblem, match="is not valid YAML"):
+    with pytest.raises(TaskProblem, match="is no YAML"):
         Mcp.load(tmp_path)
 
 

@@ -111,7 +111,6 @@ HEAVY_OURS = {
     "steps.sampling.packages",
     "steps.sampling.worker_cpu",
     "steps.training.flex",
-    "steps.training.gather",
     "steps.training.logprobs",
 }
 

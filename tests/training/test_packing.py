@@ -365,7 +365,7 @@ def test_query_heads_of_one_head_of_keys_as_its_queries(heads: tuple[int, int]) 
 def test_gathered_rows_have_the_gradient_of_indexing_summed_in_float32() -> None:
     import torch
 
-    from steps.training.gather import gather
+    from steps.training.logprobs import gather
 
     draw = torch.Generator().manual_seed(1)
     places = torch.tensor([0] * 700 + [3, 1, 3])
