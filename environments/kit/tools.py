@@ -272,11 +272,14 @@ def any_value(schema: Any, rng: Random, texts: Sequence[str] = WORDS) -> Any:
         return [any_value(schema.get("items", {}), rng, texts) for _ in range(schema["minItems"])]
     if kind == "object" and schema.get("required"):
         return {name: any_value(schema.get("properties", {}).get(name), rng, texts) for name in schema["required"]}
-    low = int(schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1))
-    high = max(low, int(schema.get("maximum", schema.get("exclusiveMaximum", low + 10) - 1)))
+    over, under = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    least = schema.get("minimum", 0 if over is None else over)
+    most = max(least, schema.get("maximum", least + 10 if under is None else under))
+    low = int(least) + (over is not None)
+    high = int(schema.get("maximum", low + 9 if under is None else under - 1))
     kinds: dict[str, Any] = {
-        "integer": rng.randint(low, high),
-        "number": round(rng.uniform(low, max(low, float(schema.get("maximum", low + 10)))), 1),
+        "integer": rng.randint(low, max(low, high)),
+        "number": drawn if (drawn := round(rng.uniform(least, most), 1)) not in (over, under) else (least + most) / 2,
         "boolean": rng.random() < 0.5,
         "array": [],
         "object": {},

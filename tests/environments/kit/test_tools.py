@@ -345,6 +345,7 @@ def test_bounds_and_unions_reach_the_policy_and_the_check() -> None:
         price: Annotated[float | None, Field(gt=0)] = None,
         names: list[Annotated[str, Field(min_length=2)]] | None = None,
         hall: int = Field(1, ge=1, description="which hall"),
+        share: float = Field(0.5, gt=0, lt=0.2, description="of the price"),
     ) -> None:
         """Book.
 
@@ -364,6 +365,13 @@ def test_bounds_and_unions_reach_the_policy_and_the_check() -> None:
         "price": {"type": "number", "exclusiveMinimum": 0, "description": "at most"},
         "names": {"type": "array", "items": {"type": "string", "minLength": 2}, "description": "of guests"},
         "hall": {"type": "integer", "minimum": 1, "default": 1, "description": "which hall"},
+        "share": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 0.2,
+            "default": 0.5,
+            "description": "of the price",
+        },
     }
     assert made.arguments.model_validate({"seats": 9, "row": "b"}).model_dump()["hall"] == 1
     for wrong in ({"seats": 10}, {"row": 1.5}, {"price": 0.0}, {"names": ["a"]}, {"hall": 0}):
