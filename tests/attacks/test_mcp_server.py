@@ -150,7 +150,7 @@ def test_half_a_letter_is_a_question_mark_at_once(tmp_path: Path) -> None:
         run(hostile.tools(), 20)
         began = time.monotonic()
         assert run(hostile.call("say", {"word": "a"}, 30.0), 40) == "?"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20, "without a wait for the rest of the letter"
 
 
 def test_what_it_leaves_in_another_session_ends_with_it(tmp_path: Path) -> None:

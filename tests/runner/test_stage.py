@@ -218,7 +218,7 @@ def test_warm_and_cold_give_the_same(project: Project) -> None:
     timing = json.loads((project.root / "out/timings/result.json").read_text())
     assert timing.keys() == {"stage", "seconds"}
     assert timing["stage"] == "toy"
-    assert 0 < timing["seconds"] < 1
+    assert 0 < timing["seconds"] < 60, "of this stage alone"
 
 
 def test_help_starts_nothing(project: Project) -> None:

@@ -122,7 +122,7 @@ def test_an_answer_that_drips_is_late_by_the_whole_of_it() -> None:
         began = time.monotonic()
         with pytest.raises(Late, match=r"no answer within 0\.4 s"):
             asked("GET", slow, seconds=0.4)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
 
 
 def test_nobody_there_is_another_failure() -> None:
