@@ -80,6 +80,19 @@ def best(begun: list[Point], curve: list[Point]) -> Point:
     return top if report.compared(top, beginning, gaps.ONE_ERROR)[1] > 0 else beginning
 
 
+def passed_over(begun: list[Point], curve: list[Point]) -> str:
+    """Why an iteration that was higher than what the run ends with is not that; empty where none was."""
+    chosen, top = best(begun, curve), highest([*begun, *curve[1:]] or curve)
+    if top is chosen:
+        return ""
+    lead, low, _ = report.compared(top, chosen, gaps.ONE_ERROR)
+    return (
+        f"Iteration {top.iteration} had validation {top.measure} {top.success:.3f}, and run/{chosen.name} is kept, with "
+        f"{chosen.success:.3f}: of {chosen.counted} the lead of {lead:.3f} has a standard error of {lead - low:.3f}. More "
+        "validation scenarios, of more groups, would tell (scenarios.val)."
+    )
+
+
 def write_summary(task: str, chosen: Point, iterations: int, started: float, display: RunDisplay) -> dict[str, Any]:
     """Write run/summary.json, and return its content. A registry that is away leaves the version's number open."""
     receipt, version, is_away = report.read(RUN / "receipt.json"), None, False

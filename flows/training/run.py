@@ -29,7 +29,7 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import ended, start
 from flows.training.ahead import Ahead, settle, worker
-from flows.training.ending import best, ending, result_lines, write_page, write_summary
+from flows.training.ending import best, ending, passed_over, result_lines, write_page, write_summary
 from steps.core import alike
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
@@ -241,6 +241,8 @@ def _iterations(
     if tracked is not None:
         tracked.result()
     chosen = best(begun, curve)
+    if why := passed_over(begun, curve):
+        display.say(why)
     extend(len(curve) - 1, chosen.name)
     if overlap:
         settle(len(curve) - 1, params.train)

@@ -55,3 +55,17 @@ def test_an_iteration_takes_the_place_of_what_it_began_with_by_more_than_a_stand
     assert ending.best([start, taught], [*curve, better]).name == "start", "of all that the iterations began with"
     assert ending.highest([taught, *curve, better]).name == "002"
     assert ending.best([], curve[:2]).name == "001"
+
+
+def test_an_iteration_that_is_passed_over_is_said_with_its_lead() -> None:
+    taught = point(0, "1" * 12, "sft")._replace(counted="20 scenarios in 5 groups")
+    curve = [point(0, ""), point(1, "1" * 13)]
+    sentence = ending.passed_over([taught], curve)
+    assert sentence.startswith(
+        "Iteration 1 had validation success 0.650, and run/sft is kept, with 0.600: of 20 scenarios in 5 groups the lead of "
+        "0.050 has a standard error of 0.0"
+    )
+    assert float(sentence.partition("error of ")[2].split(". ")[0]) >= 0.05
+    assert ending.passed_over([taught], [*curve, point(2, "1" * 16)]) == "", "which is kept"
+    assert ending.passed_over([taught], [point(0, ""), point(1, "1" * 11)]) == "", "none was higher"
+    assert ending.passed_over([], curve) == ""
