@@ -235,6 +235,22 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 
 @pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The learning rate of each optimiser step."""
+    import torch
+
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def record(self: Any, *words: Any) -> Any:
+        seen.append(self.param_groups[0]["lr"])
+        return step(self, *words)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", record)
+    return seen
+
+
+@pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """The gradient at each optimiser step, before it is clipped."""
     import torch

@@ -1,20 +1,27 @@
-"""What the section `update` of params.yaml holds for terms of the loss beside GRPO's own, and for what some losses read
-alone."""
+"""What the section `update` of params.yaml holds for terms of the loss beside GRPO's own, for what some losses read alone,
+and for schedules of the learning rate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field, model_validator
 
 from steps.core.params_loss import CLIPPED, SAPO, VESPO, settle
-from steps.core.section import MoreFields
+from steps.core.section import MoreFields, Section
 
 if TYPE_CHECKING:
-    from steps.core.params import Update
+    from steps.core.params import Params, Update
 
 ADAPTIVE = {"entropy_target": 0.2}  # defaults of TRL, as those below
 SYNCED = {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}
+
+
+class Minimum(Section):
+    """What transformers' schedule cosine_with_min_lr falls to."""
+
+    min_lr: float = Field(ge=0)
+    """The least learning rate."""
 
 
 class Terms(MoreFields):
@@ -63,6 +70,15 @@ class Terms(MoreFields):
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the load balance of a mixture of experts; refused for other models. TRL's default is the model's own."""
 
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
+    """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
+    lr_scheduler_kwargs: Minimum | None = None
+    """min_lr. Needed, and read, with cosine_with_min_lr."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps over which the learning rate rises from 0."""
+    max_steps: int | None = Field(None, ge=1)
+    """Optimiser steps of all iterations together. Needed, and read, with all schedules but constant."""
+
     @model_validator(mode="after")
     def resolve_terms(self) -> Terms:
         """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
@@ -87,4 +103,38 @@ class Terms(MoreFields):
         ):
             for name, default in fields.items():
                 settle(self, name, default, is_read, reader)
+        is_scheduled, kind = self.lr_scheduler_type != "constant", self.lr_scheduler_type
+        settle(self, "max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
+        has_least = kind == "cosine_with_min_lr"
+        settle(self, "lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
+        self._check_schedule(update.learning_rate)
         return self
+
+    def check_with(self, params: Params) -> None:
+        update = params.update
+        steps = params.train.iterations * update.steps_per_generation * update.num_iterations
+        if self.warmup_steps and self.warmup_steps >= steps:
+            raise ValueError(
+                f"update.warmup_steps ({self.warmup_steps}) must be below the run's {steps} optimiser steps "
+                "(train.iterations × update.steps_per_generation × update.num_iterations): update.learning_rate would never "
+                "be reached; lower it, or train longer"
+            )
+
+    def _check_schedule(self, rate: float) -> None:
+        if self.lr_scheduler_type != "constant" and self.max_steps is None:
+            raise ValueError(
+                f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
+                "(iterations × steps_per_generation × num_iterations)"
+            )
+        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
+            raise ValueError("update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr)")
+        if self.lr_scheduler_kwargs is not None and self.lr_scheduler_kwargs.min_lr >= rate:
+            raise ValueError(
+                f"update.lr_scheduler_kwargs.min_lr ({self.lr_scheduler_kwargs.min_lr:g}) must be below "
+                f"update.learning_rate ({rate:g}), from which it falls"
+            )
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(
+                f"update.warmup_steps ({self.warmup_steps}) must be below update.max_steps ({self.max_steps}): the learning "
+                "rate would never be reached"
+            )

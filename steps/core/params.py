@@ -73,13 +73,6 @@ class Params(Section):
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
                 "whose batches an older adapter samples; take one of the two out"
             )
-        steps = self.train.iterations * self.update.steps_per_generation * self.update.num_iterations
-        if self.update.warmup_steps and self.update.warmup_steps >= steps:
-            raise ValueError(
-                f"update.warmup_steps ({self.update.warmup_steps}) must be below the run's {steps} optimiser steps "
-                "(train.iterations × update.steps_per_generation × update.num_iterations): update.learning_rate would never "
-                "be reached; lower it, or train longer"
-            )
         for port, setting in ELSEWHERE.items():
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
                 raise ValueError(ports.lacking(port, name, setting))

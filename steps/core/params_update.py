@@ -7,14 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from steps.core.params_loss import Loss, settle
-from steps.core.section import Section, opened
-
-
-class Minimum(Section):
-    """What transformers' schedule cosine_with_min_lr falls to."""
-
-    min_lr: float = Field(ge=0)
-    """The least learning rate."""
+from steps.core.section import opened
 
 
 @opened("update")
@@ -44,15 +37,7 @@ class Update(Loss):
     exceeds: where the steps so far do, they are shortened, and so are the further ones (steps/training/trust.py). null: no
     bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
-    """Step size of AdamW, after the warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
-    """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
-    lr_scheduler_kwargs: Minimum | None = None
-    """min_lr. Needed, and read, with cosine_with_min_lr."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps over which the learning rate rises from 0."""
-    max_steps: int | None = Field(None, ge=1)
-    """Optimiser steps of all iterations together. Needed, and read, with all schedules but constant."""
+    """Step size of AdamW."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
@@ -105,7 +90,6 @@ class Update(Loss):
     @model_validator(mode="after")
     def resolve(self) -> Update:
         """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
-        is_scheduled = self.lr_scheduler_type != "constant"
         is_soft = self.truncated_completions == "soft_overlong"
         is_penalised = is_soft or self.truncated_completions == "penalise"
         is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
@@ -113,9 +97,6 @@ class Update(Loss):
         self._resolve_loss()
         is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
         settle(self, "scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
-        settle(self, "max_steps", None, is_scheduled, "lr_scheduler_type: linear or cosine")
-        has_least = self.lr_scheduler_type == "cosine_with_min_lr"
-        settle(self, "lr_scheduler_kwargs", None, has_least, "lr_scheduler_type: cosine_with_min_lr")
         penalised = "truncated_completions: penalise or soft_overlong"
         settle(self, "truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
         for name in ("max_completion_len", "soft_punish_cache"):
@@ -127,7 +108,6 @@ class Update(Loss):
                 "update.truncated_completions: soft_overlong needs update.max_completion_len, tokens of an episode, and "
                 "update.soft_punish_cache, at most as many: the reward falls over the last soft_punish_cache of them"
             )
-        self._check_schedule()
         if is_corrected is None:  # the dtype decides: `of_dtype`
             return self
         mode = "token_truncate" if self.loss_type == "vespo" else "sequence_mask"
@@ -170,22 +150,3 @@ class Update(Loss):
     def sampler_limit(self, layers: int) -> float:
         """The limit of the KL divergence for a model of so many layers, in nats per token."""
         return max(1e-3, 2e-4 * layers) if self.max_sampler_kl is None else self.max_sampler_kl
-
-    def _check_schedule(self) -> None:
-        if self.lr_scheduler_type != "constant" and self.max_steps is None:
-            raise ValueError(
-                f"update.max_steps is needed with lr_scheduler_type: {self.lr_scheduler_type} "
-                "(iterations × steps_per_generation × num_iterations)"
-            )
-        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
-            raise ValueError("update.lr_scheduler_kwargs is needed with lr_scheduler_type: cosine_with_min_lr (min_lr)")
-        if self.lr_scheduler_kwargs is not None and self.lr_scheduler_kwargs.min_lr >= self.learning_rate:
-            raise ValueError(
-                f"update.lr_scheduler_kwargs.min_lr ({self.lr_scheduler_kwargs.min_lr:g}) must be below "
-                f"update.learning_rate ({self.learning_rate:g}), from which it falls"
-            )
-        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
-            raise ValueError(
-                f"update.warmup_steps ({self.warmup_steps}) must be below update.max_steps ({self.max_steps}): the learning "
-                "rate would never be reached"
-            )

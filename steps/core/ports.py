@@ -124,6 +124,9 @@ SECTIONS = {
     "update.entropy_coef": "terms",
     "update.entropy_target": "terms",
     "update.launcher": "accelerate",
+    "update.lr_scheduler_kwargs": "terms",
+    "update.lr_scheduler_type": "terms",
+    "update.max_steps": "terms",
     "update.off_policy_mask_threshold": "terms",
     "update.processes": "accelerate",
     "update.ref_model_mixup_alpha": "terms",
@@ -139,6 +142,7 @@ SECTIONS = {
     "update.vespo_k_pos": "terms",
     "update.vespo_lambda_neg": "terms",
     "update.vespo_lambda_pos": "terms",
+    "update.warmup_steps": "terms",
 }
 
 

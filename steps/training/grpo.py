@@ -11,6 +11,7 @@ are then the same as in one process, within rounding.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,6 @@ from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
 from steps.training.model import adapter_of
 from steps.training.processes import gathered, process
-from steps.training.schedule import check_schedule, set_rate
 from steps.training.terms import Seen, terms_of
 from steps.training.trained import Trained
 from steps.training.trust import TrustRegion
@@ -63,7 +63,8 @@ class Trainer(Trained):
         self.wide_head = settings.cast_lm_head_to_fp32
         steps = self._steps(examples, settings, seed)
         planned = settings.num_iterations * len(steps)
-        check_schedule(settings, self.steps + planned)
+        for term in self.terms:
+            term.plan(self.steps + planned)
         self.set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         sampler_check = SamplerCheck()
@@ -96,7 +97,9 @@ class Trainer(Trained):
             measured.take(loss.meter)
             self._sum_gradients()
             norms += clip_gradient(self.weights.values(), settings.max_grad_norm, number + 1, step.groups)
-            set_rate(optimizer, settings, self.steps, trust.kept)
+            rate = math.prod([settings.learning_rate, *(term.rate(self.steps) for term in self.terms)])
+            for group in optimizer.param_groups:
+                group["lr"] = rate * trust.kept
             optimizer.step()
             optimizer.zero_grad()
             self.steps += 1

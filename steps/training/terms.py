@@ -1,4 +1,4 @@
-"""Terms of an update's loss beside GRPO's own, which add-ons bring: the port `term`, by the setting of `update` that asks
+"""Terms of an update beside GRPO's own, which add-ons bring: the port `term`, by the setting of `update` that asks
 for one where it differs from its default."""
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Term:
         """Begin an update, going on from the trainer's last one, whose term of this kind is `before`, or else from its
         checkpoint. UserError where the model cannot have this term."""
 
+    def plan(self, last: int) -> None:
+        """Before the first of the update's optimiser steps, of which the last has this number in the whole run."""
+
     def join(self, loss: TrlLoss) -> None:
         """Set what TRL's loss reads of this term."""
 
@@ -61,6 +64,10 @@ class Term:
 
     def end(self, meter: Meter) -> None:
         """After an optimiser step's gradient, of which this process's part is in `meter`."""
+
+    def rate(self, steps: int) -> float:
+        """The share of update.learning_rate after so many optimiser steps of the whole run."""
+        return 1.0
 
     def stepped(self, trainer: Trained) -> None:
         """After an optimiser step has changed the weights."""

@@ -40,8 +40,8 @@ def files(folder: Path) -> dict[str, tuple[bytes, int, int]]:
 
 def test_keys_are_set_and_the_other_lines_stay(folder: Path) -> None:
     before = (folder / "params.yaml").read_text().splitlines()
-    parameters = set_params(["rollout.attempts=6", "seed=7", "update.warmup_steps=2", "score.ruler=null"])
-    assert (parameters.rollout.attempts, parameters.seed, parameters.update.warmup_steps) == (6, 7, 2)
+    parameters = set_params(["rollout.attempts=6", "seed=7", "update.num_iterations=2", "score.ruler=null"])
+    assert (parameters.rollout.attempts, parameters.seed, parameters.update.num_iterations) == (6, 7, 2)
     after = (folder / "params.yaml").read_text().splitlines()
     assert "  attempts: 6 # at each scenario; they are compared with each other" in after
     kept = [line for line in before if not line.startswith(("seed", "  attempts", "score"))]

@@ -133,6 +133,9 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.entropy_coef": 0.1,
     "update.entropy_target": 0.3,
     "update.launcher": "accelerate",
+    "update.lr_scheduler_kwargs": {"min_lr": 1e-5},
+    "update.lr_scheduler_type": "linear",
+    "update.max_steps": 8,
     "update.off_policy_mask_threshold": 0.5,
     "update.processes": 2,
     "update.ref_model_mixup_alpha": 0.5,
@@ -148,6 +151,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.vespo_k_pos": 1.0,
     "update.vespo_lambda_neg": 1.0,
     "update.vespo_lambda_pos": 1.0,
+    "update.warmup_steps": 2,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
     "models": ("from steps.core.ports import bring; bring('judge', 'ruler', 'score.judges')", "the add-on judges"),

@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 19_629,
-    "modules that the main job reaches": 134,
-    "lines with what it asks all add-ons for": 35_727,
-    "lines of the product": 72_560,
-    "modules of the product": 523,
-    "lines of environments, steps and flows": 39_741,
-    "settings of the core": 84,
+    "lines that the main job reaches": 19_602,
+    "modules that the main job reaches": 132,
+    "lines with what it asks all add-ons for": 35_759,
+    "lines of the product": 72_639,
+    "modules of the product": 522,
+    "lines of environments, steps and flows": 39_723,
+    "settings of the core": 80,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
