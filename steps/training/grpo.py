@@ -291,7 +291,8 @@ class Trainer(Trained):
                     observer(old, entropies, batch)
                 correction.correct(batch, old)
 
-    def _accumulate(self, loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> None:
+    @staticmethod  # which benchmarks/gpu measures by itself
+    def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> None:
         """Backward pass of a micro-batch's share of its step's loss. Any split of a step gives the same gradient.
 
         TRL divides by the number of micro-batches, as if they were equal; here each is weighted by its trajectories, for
@@ -302,7 +303,7 @@ class Trainer(Trained):
         if loss.loss_type == "bnpo" and batch["tokens"]:
             share = batch["tokens"] / step.tokens
         loss.weigh(share, steps)
-        for term in self.terms:
+        for term in loss.terms:
             term.weigh(loss, batch, share)
         loss(batch).backward()
 

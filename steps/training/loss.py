@@ -91,6 +91,7 @@ class TrlLoss:
         self.meter = Meter()
         self.logps: Any = None  # [B, S] of the latest micro-batch, without gradient
         self.entropies: Any = None  # [B, S] of the same
+        self.terms = terms
         for term in terms:
             term.join(self)
 
