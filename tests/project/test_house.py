@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 19_602,
+    "lines that the main job reaches": 19_604,
     "modules that the main job reaches": 132,
-    "lines with what it asks all add-ons for": 35_759,
-    "lines of the product": 72_639,
+    "lines with what it asks all add-ons for": 35_761,
+    "lines of the product": 72_641,
     "modules of the product": 522,
-    "lines of environments, steps and flows": 39_723,
+    "lines of environments, steps and flows": 39_725,
     "settings of the core": 80,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
