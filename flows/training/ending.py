@@ -83,7 +83,7 @@ def best(begun: list[Point], curve: list[Point]) -> Point:
 def passed_over(begun: list[Point], curve: list[Point]) -> str:
     """Why an iteration that was higher than what the run ends with is not that; empty where none was."""
     chosen, top = best(begun, curve), highest([*begun, *curve[1:]] or curve)
-    if top is chosen:
+    if top.success <= chosen.success:  # higher in reward alone
         return ""
     lead, low, _ = report.compared(top, chosen, gaps.ONE_ERROR)
     return (

@@ -68,4 +68,7 @@ def test_an_iteration_that_is_passed_over_is_said_with_its_lead() -> None:
     assert float(sentence.partition("error of ")[2].split(". ")[0]) >= 0.05
     assert ending.passed_over([taught], [*curve, point(2, "1" * 16)]) == "", "which is kept"
     assert ending.passed_over([taught], [point(0, ""), point(1, "1" * 11)]) == "", "none was higher"
+    assert ending.passed_over([taught], [point(0, ""), point(1, "1" * 12)._replace(reward=0.9)]) == "", (
+        "in reward alone"
+    )
     assert ending.passed_over([], curve) == ""
