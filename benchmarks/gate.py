@@ -36,11 +36,11 @@ from typing import Any
 
 import numpy as np
 
+from addons.tripwires import watch
 from benchmarks import _common
 from benchmarks._gate import DESIGNS, Design, JudgedSplits, Splits, World
 from environments.base import Scenario
 from steps.core.params import Promote
-from steps.judging import watch
 from steps.registry import checks, gate, looks, paired, power
 
 ALLOWED = 0.05

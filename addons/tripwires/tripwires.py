@@ -7,7 +7,7 @@ Each tripwire is a plain comparison with a bound that healthy runs keep far from
 to do. flows.train looks after every iteration, says what it sees in the terminal, in MLflow and at the end, and with
 `train.tripwires: stop` ends the run. Nothing is written, and the same files give the same findings. Left out: what ends a
 stage by itself, such as logprobs of another policy, and a success that falls by a little while the reward rises
-(steps/judging/watch.py tests that).
+(addons/tripwires/watch.py tests that).
 """
 
 from __future__ import annotations

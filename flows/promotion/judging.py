@@ -18,8 +18,8 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.params import Policy, PromoteParams
 from steps.core.ports import every
+from steps.core.section import at
 from steps.data.ingested import read_scenarios
-from steps.judging.watch import Watch
 from steps.project import chain, lock, store
 from steps.registry import checks, gate, judgements, publish, verdict_report
 from steps.registry.gate import Side, Verdict
@@ -152,12 +152,13 @@ def on_regression(
 def watched() -> checks.Check | None:
     """Whether the reward rose while the truth fell in the run; None where nothing is to be watched."""
     whole = params.load("params.yaml", params.Params)
-    if whole.promote.false_alarms is None:
+    watches = list(every("watch"))
+    if not watches or at(whole, "promote.false_alarms") is None:
         return None
     evaluated_policies = chain.read_chain(Path.cwd()).get("evaluated") or {}
     iterations = sorted(name for name in evaluated_policies if name.isdigit())  # without what the run started from
     try:
-        watch = Watch(RUN, whole)
+        watch = watches[0](RUN, whole)
         alarms = [watch.add(int(iteration)) for iteration in iterations]
     except (UserError, ModuleNotFoundError, LookupError, FileNotFoundError) as problem:
         print(f"The run's iterations are not compared with each other: {problem}", flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,6 @@ from steps.project.chain import BASE, SFT, START, iteration_name, label
 
 if TYPE_CHECKING:
     from steps.core.params import Params
-    from steps.judging.watch import Alarm
     from steps.tracking.lasting import LastingMlflow
 
 QUIET = 2  # iterations in a row without any signal, after which training ends
@@ -43,11 +42,11 @@ NEXT = {  # commands and a page to go on with, and what each is for
 }
 
 
-def ending(begun: list[Point], curve: list[Point], alarm: Alarm | None, patience: int, quiet: int = 0) -> str:
-    """Why training ends after the last iteration of the curve, the last `quiet` of which had no signal; empty where it goes
-    on."""
+def ending(begun: list[Point], curve: list[Point], alarms: Sequence[Any], patience: int, quiet: int = 0) -> str:
+    """Why training ends after the last iteration of the curve, at which these alarms were raised, and the last `quiet` of
+    which had no signal; empty where it goes on."""
     iteration, beginning = curve[-1].iteration, (begun or curve)[-1 if begun else 0]
-    if alarm is not None:
+    for alarm in alarms:
         return f"{alarm.sentence()}. No adapter of this run is promoted (docs/judging.md)"
     if report.compared(curve[-1], beginning, gaps.SURELY)[2] < 0:
         return (

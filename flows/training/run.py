@@ -1,7 +1,7 @@
 """A training run as a Prefect flow: iterations until validation no longer improves, the tests, and the registration.
 
 Each task runs one stage of dvc.yaml through DVC, which skips what is up to date. Training stops early when validation has
-not improved for `train.patience` iterations, or the reward rises while success falls (steps/judging/watch.py); the best
+not improved for `train.patience` iterations, or the reward rises while success falls (port `watch`); the best
 iteration, not the last, is registered. flows/train.py starts it by hand, and imports this only when all that could be
 refused is checked; flows/training/deployed.py starts it from Prefect's pages.
 """
@@ -37,15 +37,9 @@ from steps.core.params import Params, load
 from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES, read_records
 from steps.core.section import at
-from steps.judging.watch import Watch
 from steps.policy import machine
 from steps.project import chain, store
 from steps.project.chain import iteration_name
-
-BLIND = (
-    "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
-    "Nothing would show that the policy only learns to please it."
-)
 
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
@@ -202,10 +196,11 @@ def _iterations(
         run(f"evaluate@{origin}")
         display.say(report.origin_line(origin))
         begun.append(report.point(origin))
-    watch = Watch(RUN, params)
-    watch.add(0)
-    if watch.is_blind:
-        display.say(BLIND)
+    watches = [watch(RUN, params) for watch in every("watch")]
+    for watch in watches:
+        watch.add(0)
+        if watch.warning:
+            display.say(watch.warning)
     gc.freeze()  # a full collection of all objects that imports made takes 0.15 s
     tracked = None  # the previous iteration, which is tracked while the next one samples
     chooses = at(params, "train.way") not in (None, "grpo")
@@ -234,7 +229,8 @@ def _iterations(
             gc.collect()  # 0.02 s: what earlier stages left in cycles lies between what stays
             machine.return_memory()
             quiet = quiet + 1 if chooses and health.teaches_nothing(iteration) else 0
-            if why := ending(begun, curve, watch.add(iteration), params.train.patience, quiet):
+            alarms = [alarm for watch in watches if (alarm := watch.add(iteration))]
+            if why := ending(begun, curve, alarms, params.train.patience, quiet):
                 display.say(f"{why}: training ends here.")
                 break
     display.end_iterations(report.tests_seconds(iteration_name(len(curve) - 1), params.scenarios))

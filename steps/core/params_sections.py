@@ -129,6 +129,7 @@ class Register(Section):
     """The registered model's name, without / and :, as MLflow has them. null: the task's."""
 
 
+@opened("promote")
 class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
@@ -144,9 +145,6 @@ class Promote(Section):
     rule, largest distance of that share below 0.5."""
     false_promotions: float = Field(0.05, gt=0, le=0.5)
     """Largest probability that any of the challengers judged on one test split is promoted and is no better."""
-    false_alarms: float | None = Field(0.05, gt=0, le=0.5)
-    """Largest probability that a run is stopped, or its adapter refused, because its reward seems to rise while success
-    falls, and it is not so (steps/judging/watch.py). null: nothing is watched."""
 
 
 @opened("train")

@@ -45,6 +45,8 @@ The ports, and what their objects are:
                 (steps/tracking/tracker.py)
     warning     findings(run, number): (name, sentence) of what an iteration does wrong without an error
                 (flows/terminal/health.py)
+    watch       watches a run: made of (run, params), add(iteration) -> an alarm with a sentence(), at which the run ends, or
+                None; warning, which is said at its begin (flows/training/run.py, flows/promotion/judging.py)
     preflight   refuses parameters with which a run cannot work here, before anything loads: check(params)
     material    a module with what start/ holds for the add-on, by its name in origin.json: asked(params), what decides it,
                 as JSON data; take(root, params, folder), which brings it there; resolved(params, entry), assignments to
@@ -89,7 +91,7 @@ from steps.core.errors import UserError
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
-    template vision sharing grammar probe processes launcher alone page tracker machine warning preflight material
+    template vision sharing grammar probe processes launcher alone page tracker machine warning watch preflight material
     scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
@@ -106,6 +108,7 @@ SECTIONS = {
     "policy.share_weights": "sharing",
     "policy.start_from": "starts",
     "policy.start_optimizer": "starts",
+    "promote.false_alarms": "tripwires",
     "rollout.curriculum": "drawing",
     "rollout.opponent": "selfplay",
     "rollout.resample": "drawing",

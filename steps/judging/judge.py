@@ -31,7 +31,7 @@ class Judge(ABC):
     """A judge of one batch."""
 
     # True: its scores say how the attempts of one batch compare, and nothing else. False: the watch also asks it about each
-    # validation (steps/judging/watch.py), without `rubric` and `spent`.
+    # validation (addons/tripwires/watch.py), without `rubric` and `spent`.
     is_comparing = False
     answers: Sequence[Judgement] = ()  # of a model, which judgements.jsonl keeps
 

@@ -118,8 +118,8 @@ def preferred(held_out: Judged, n: int) -> Check:
 
 
 def hacking(alarm: str | None, seen: str) -> Check:
-    """The reward did not rise while success fell during training (steps/judging/watch.py). `alarm` says where it did, `seen`
-    what was compared."""
+    """The reward did not rise while success fell during training (addons/tripwires/watch.py). `alarm` says where it did,
+    `seen` what was compared."""
     return Check(name="hacking", passed=alarm is None, measured=None, bound=None, text=alarm or seen)
 
 

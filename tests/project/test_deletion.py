@@ -115,6 +115,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "policy.share_weights": True,
     "policy.start_from": "run:nightly",
     "policy.start_optimizer": True,
+    "promote.false_alarms": 0.1,
     "rollout.curriculum": {"low": 0.2},
     "rollout.opponent": {"every": 2},
     "rollout.resample": 1,

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import environments
+from addons.tripwires import watch
+from addons.tripwires.watch import HELD_OUT, SUCCESS, Point, alarm
 from benchmarks import exploits
 from benchmarks._exploits import EXPLOITS
 from environments import multiplication
@@ -20,10 +22,8 @@ from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Params, Promote
 from steps.core.records import PAIRS, Pair, Reward, write_records
-from steps.judging import watch
 from steps.judging.judge import Judge
 from steps.judging.rule import by_rule
-from steps.judging.watch import HELD_OUT, SUCCESS, Point, alarm
 from steps.registry import checks, gate, paired
 from tests.support.judged import attempt, words
 
@@ -302,7 +302,7 @@ def test_a_watch_reads_a_run_as_it_goes_on(run: Path, monkeypatch: pytest.Monkey
     seen = watch.Watch(run, params)
     assert [seen.add(iteration) for iteration in range(3)] == [None] * 3, "the reward fell as well"
     assert not seen.is_blind
-    off = watch.Watch(run, params.model_copy(update={"promote": Promote(false_alarms=None)}))
+    off = watch.Watch(run, params.model_copy(update={"promote": Promote.model_validate({"false_alarms": None})}))
     assert (off.add(0), off.points, off.is_blind) == (None, [], False)
 
 
@@ -318,15 +318,15 @@ def test_training_ends_where_the_alarm_is_raised() -> None:
     shares = [point(iteration, wins) for iteration, wins in enumerate((8, 12, 16, 11))]
     seen = alarm(curve(*HACKED), 10, 0.05)
     assert seen is not None
-    assert ending([], shares, None, 2) == ""
-    assert ending([], shares, None, 1) == "Validation has not improved for 1 iterations"
-    assert ending([], shares, seen, 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
-    assert "No adapter of this run is promoted" in ending([], shares, seen, 2)
+    assert ending([], shares, [], 2) == ""
+    assert ending([], shares, [], 1) == "Validation has not improved for 1 iterations"
+    assert ending([], shares, [seen], 2).startswith("reward hacking: from iteration 2 to 3 success fell by 0.250")
+    assert "No adapter of this run is promoted" in ending([], shares, [seen], 2)
     fallen = [point(iteration, wins) for iteration, wins in enumerate((16, 17, 0))]
-    assert ending([], fallen, None, 9).startswith("Validation success fell to 0.000, below the 0.800 that")
-    assert ending([], [*fallen[:2], point(2, 12)], None, 9) == "", "a fall by 0.2 on twenty scenarios may be chance"
+    assert ending([], fallen, [], 9).startswith("Validation success fell to 0.000, below the 0.800 that")
+    assert ending([], [*fallen[:2], point(2, 12)], [], 9) == "", "a fall by 0.2 on twenty scenarios may be chance"
     grouped = [each._replace(groups=Groups(dict.fromkeys(each.scores, "one"))) for each in fallen]
-    assert ending([], grouped, None, 9) == "", "of a single group nothing can be said"
+    assert ending([], grouped, [], 9) == "", "of a single group nothing can be said"
 
 
 def test_promotion_looks_at_all_iterations_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

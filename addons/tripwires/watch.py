@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from environments.base import Env
     from steps.core.params import Params
 
+BLIND = (
+    "Warning: the judge that scores the training also says how good it is, for there is no rule and no evaluate.judge. "
+    "Nothing would show that the policy only learns to please it."
+)
 SUCCESS, HELD_OUT = "success", "what the held-out judge prefers"
 EXAMPLES = 3
 
@@ -204,7 +208,7 @@ class Watch:
         from environments.base import Scenario
 
         self.run, self.params, self.points = run, params, list[Point]()
-        self.error = params.promote.false_alarms
+        self.error = at(params, "promote.false_alarms")
         if self.error is not None:
             self.env = environments.load(params.task)
             data = self.env.load(environments.data_of(params.task))
@@ -218,6 +222,11 @@ class Watch:
             return None
         self.points.append(read_point(self.run, iteration, self.params, self.env, self.clusters))
         return alarm(self.points, self.params.train.iterations, self.error)
+
+    @property
+    def warning(self) -> str:
+        """What is said before the first iteration; empty where all is well."""
+        return BLIND if self.is_blind else ""
 
     @property
     def is_blind(self) -> bool:
