@@ -167,7 +167,7 @@ def on_cpu(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memo
         "logits": logits(shape, params, batch),
     }
     sampling = sum(list(parts.values())[:4])
-    if params.train.overlap:
+    if at(params, "train.overlap"):
         parts["worker that samples ahead"] = sampling
         sampling *= 2
     return Memory(parts, sampling, sum(parts.values()))

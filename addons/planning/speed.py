@@ -15,6 +15,7 @@ from addons.planning.cards import Machine
 from addons.planning.memory import engine_step, size
 from addons.planning.shapes import Shape
 from addons.planning.workload import Batch, Episodes
+from steps.core.section import at
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -125,9 +126,9 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
     reference = 1.0 if settings.beta else 0.0
     steps = min(settings.steps_per_generation, batch.episodes)
     checked = max(0.0, 1 - 1 / steps)  # of what is not in the first step, a trajectory of each group or all
-    if not (settings.vllm_importance_sampling_correction or params.train.overlap):
+    if not (settings.vllm_importance_sampling_correction or at(params, "train.overlap")):
         checked /= params.rollout.attempts
-    if params.train.overlap:  # a trajectory of each group with the adapter that sampled it
+    if at(params, "train.overlap"):  # a trajectory of each group with the adapter that sampled it
         checked += 1 / params.rollout.attempts
     forward = passes * (1.0 + bool(settings.gradient_checkpointing)) + reference + checked
     rate = peak(machine, params)

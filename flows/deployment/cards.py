@@ -16,6 +16,7 @@ from pathlib import Path
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.section import at
 from steps.kit.lock import opened, take
 from steps.policy import machine
 from steps.project import store
@@ -29,7 +30,7 @@ def needed(file: Path) -> int:
     more. With train.overlap as many as both where this machine has them."""
     run = params.load(file, params.Params)
     others, ahead = machine.gpu_shares(run)
-    has_both = run.train.overlap and run.policy.kind == "vllm" and others + ahead <= len(machine.gpus())
+    has_both = at(run, "train.overlap") and run.policy.kind == "vllm" and others + ahead <= len(machine.gpus())
     return others + ahead if has_both else others
 
 

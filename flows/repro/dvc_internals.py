@@ -20,7 +20,7 @@ import shlex
 import shutil
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from flows.repro.process import run_process
 from steps.core.files import write_text
-from steps.project.lock import ENTRY, shared
+from steps.project.lock import shared
 from steps.runner import death
 from steps.runner.stage import find, is_warm, parse, run_shown
 
@@ -138,20 +138,6 @@ def splice(text: str, name: str, entry: str) -> str:
     """dvc.lock's text with this entry in place of the stage's former one, or at the end where it had none."""
     old = re.compile(rf"^  {re.escape(name)}:\n(?:(?: {{3,}}|  -).*\n)*", re.MULTILINE)
     return old.sub(lambda _: entry, text, count=1) if old.search(text) else text + entry
-
-
-def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> str:
-    """dvc.lock's text without the entries of the stages in `dropped`, and with those of `order` in that order, at the places
-    where they stand now. Entries that it does not name stay where they are."""
-    texts = {match[1]: match[0] for match in ENTRY.finditer(text) if match[1] not in dropped}
-    sorted_names = iter([name for name in order if name in texts])
-
-    def place(match: re.Match[str]) -> str:
-        if match[1] in dropped:
-            return ""
-        return texts[next(sorted_names)] if match[1] in order else match[0]
-
-    return ENTRY.sub(place, text)
 
 
 # --- Files that stay what they are while stages run. Upstream: for each stage DVC parses and checks dvc.yaml, parses

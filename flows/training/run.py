@@ -11,8 +11,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,6 @@ from flows.terminal.command import stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import ended, start
-from flows.training.ahead import Ahead, settle, worker
 from flows.training.ending import best, ending, passed_over, result_lines, write_page, write_summary
 from steps.core import alike
 from steps.core.errors import UserError, causes
@@ -102,11 +101,13 @@ def train_here(display: RunDisplay, name: str = "") -> dict[str, Any]:
     started = time.monotonic()
     machine.use_one_arena()
     params = load("params.yaml", Params)
-    beside, usual, alone = worker(params, machine.gpus() if params.train.overlap else [], machine.cores())
-    if alone:
-        display.say(
-            f"Stages run one after another, with the bytes of train.overlap: {params.train.overlap}, because {alone}."
-        )
+    beside, usual = dict[str, str](), dict[str, str]()
+    for ahead in ahead_of(params):
+        beside, usual, alone = ahead.worker(params, machine.gpus(), machine.cores())
+        if alone:
+            display.say(
+                f"Stages run one after another, with the bytes of train.overlap: {lead(params)}, because {alone}."
+            )
     importing = threading.Thread(target=store.import_ahead, daemon=True)
     importing.start()
     with store.variables(**usual):
@@ -157,12 +158,22 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
         choose(params, play, display.say)
 
 
+def lead(params: Params) -> int:
+    """By how many iterations rollouts run ahead of the updates."""
+    return at(params, "train.overlap") or 0
+
+
+def ahead_of(params: Params) -> list[Any]:
+    """What runs them ahead, where params.yaml asks for that."""
+    return list(every("ahead")) if lead(params) else []
+
+
 def write_chain(params: Params, iterations: int, best: int | str) -> None:
     """Write chain.yaml for the parameters, up to an iteration."""
     chain.write_chain(
         iterations,
         best,
-        params.train.overlap,
+        lead(params),
         start.origins(params),
         params.task if params.tasks else "",
         start.opponent(params),
@@ -186,7 +197,7 @@ def _iterations(
 ) -> dict[str, Any]:
     """All iterations, the tests and the registration."""
     params = mlflow.tracker.params
-    overlap, iterations = params.train.overlap, params.train.iterations
+    overlap, iterations = lead(params), params.train.iterations
     origins, extend = start.origins(params), partial(write_chain, params)
     extend(1, 1)
     run = partial(run_stage, pipeline=pipeline, display=display)
@@ -211,15 +222,16 @@ def _iterations(
         return run_beside.submit(stage, pipeline, display, wait_for=[before] if before else None)
 
     sampled: Any = next(every("machine"), partial(nullcontext, list))
-    with sampled() as drain, Ahead(params, pipeline, submit) as ahead:
+    with sampled() as drain, ExitStack() as stack:
+        ahead = [stack.enter_context(each.Ahead(params, pipeline, submit)) for each in ahead_of(params)]
         loop = Loop(run, ahead, trackers, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
             extend(min(iteration + overlap, iterations), iteration if chosen is curve[0] else chosen.name)
             tests = report.tests_seconds(iteration_name(iteration - 1), params.scenarios)
             display.begin_iteration(iteration, iterations, tests)
-            if pipeline.beside:
-                ahead.begin(iteration)
+            for rollouts in ahead if pipeline.beside else ():
+                rollouts.begin(iteration)
             tracked = iterate(loop, iteration, curve, tracked)
             if at(params, "train.tripwires") == "stop" and (seen := health.tripped(iteration)):
                 raise UserError(
@@ -240,8 +252,8 @@ def _iterations(
     if why := passed_over(begun, curve):
         display.say(why)
     extend(len(curve) - 1, chosen.name)
-    if overlap:
-        settle(len(curve) - 1, params.train)
+    for each in ahead_of(params):
+        each.settle(len(curve) - 1, params)
     for stage in chain.tested_stages(Path.cwd()):
         run(stage)
     registered = run("register")
@@ -268,7 +280,7 @@ class Loop(NamedTuple):
     """What every iteration of a run works with."""
 
     run: Callable[[str], bool]  # a stage, by its name; whether it ran
-    ahead: Ahead
+    ahead: Sequence[Any]  # the rollouts that run ahead of it, where there are some
     trackers: list[Tracker]
     drain: Callable[[], list[Sample]]
     display: RunDisplay
@@ -277,11 +289,11 @@ class Loop(NamedTuple):
 
 def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFuture[None] | None) -> PrefectFuture[None]:
     """Run one iteration and append its point to the curve. Tracking goes on beside the next one: the future waits for it."""
-    ahead, display = loop.ahead, loop.display
-    started = time.monotonic()
+    display, started = loop.display, time.monotonic()
     ran, waited = {}, dict[str, float]()
-    if ahead.futures:
-        ran["rollout"], waited["rollout"] = ahead.result(iteration)
+    for rollouts in loop.ahead:
+        if rollouts.futures:
+            ran["rollout"], waited["rollout"] = rollouts.result(iteration)
     ran |= {stage: loop.run(f"{stage}@{iteration_name(iteration)}") for stage in ITERATION_STAGES if stage not in ran}
     curve.append(report.point(iteration))
     seconds = report.seconds(iteration) | waited  # of a rollout that ran ahead only what it kept this iteration waiting

@@ -68,11 +68,6 @@ class Params(Section):
                 "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
                 f"{self.policy.rollout_quantization}, which samples from rounded weights; take one of the two out"
             )
-        if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
-            raise ValueError(
-                f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "
-                "whose batches an older adapter samples; take one of the two out"
-            )
         for port, setting in ELSEWHERE.items():
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
                 raise ValueError(ports.lacking(port, name, setting))

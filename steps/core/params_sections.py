@@ -155,7 +155,3 @@ class Train(Section):
     """Most iterations of a run."""
     patience: int = Field(14, ge=1)
     """Iterations without a better validation success, or share judged better, after which the run ends."""
-    overlap: int = Field(0, ge=0, le=4)
-    """Iterations that sampling runs ahead of the updates, beside them: an iteration samples with an adapter that is so many
-    iterations older than the one it continues. chain.yaml records it, and each token's weight in the loss is corrected for
-    it (update.vllm_importance_sampling_correction). 0: sampling waits for each update."""

@@ -38,7 +38,9 @@ The ports, and what their objects are:
     processes   a module by which an update's processes meet, join(), and divide a model, shard(model)
                 (steps/training/trained.py)
     launcher    launch(stage, params, **files): runs the update's processes, by update.launcher (steps/update.py)
-    alone       why() -> a sentence where a second worker could not sample, or "" (flows/training/ahead.py)
+    ahead       a module that runs rollouts ahead of the updates: worker(params, gpus, cores), Ahead, settle(last, params)
+                (flows/training/run.py)
+    alone       why() -> a sentence where a second worker could not sample, or "" (addons/overlap/ahead.py)
     page        a Page of the viewer (viewer/pages.py)
     tracker     begins a Tracker of a run, or None where it is not switched on: `Begin` of steps/tracking/tracker.py
     machine     sampled(): a context, which gives what returns the Samples of this machine since its last call
@@ -91,8 +93,8 @@ from steps.core.errors import UserError
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
-    template vision sharing grammar probe processes launcher alone page tracker machine warning watch preflight material
-    scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
+    template vision sharing grammar probe processes launcher ahead alone page tracker machine warning watch preflight
+    material scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
 MANIFEST = "addon.toml"
@@ -120,6 +122,7 @@ SECTIONS = {
     "score.ruler": "judges",
     "serve": "production",
     "sft": "supervised",
+    "train.overlap": "overlap",
     "train.tripwires": "tripwires",
     "train.way": "readiness",
     "update.advantages": "gigpo",

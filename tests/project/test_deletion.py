@@ -16,8 +16,8 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models pictures planning production readiness
-    report selfplay sharing starts supervised templates terms trackers tripwires""".split()
+ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models overlap pictures planning production
+    readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -127,6 +127,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "score.ruler": {"endpoint": {"model": "m"}},
     "serve": {"canary": 0.0},
     "sft": {"demonstrations": ["own.jsonl"]},
+    "train.overlap": 1,
     "train.tripwires": "stop",
     "train.way": "sft",
     "update.advantages": "gigpo",

@@ -44,8 +44,8 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning readiness report
-            selfplay sharing starts templates terms trackers tripwires""".split(),
+            """accelerate agents drawing families gguf gigpo kernels lineage models overlap pictures planning readiness
+            report selfplay sharing starts templates terms trackers tripwires""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

@@ -13,19 +13,22 @@ removed where it is there already (`settle`); DVC's run cache keeps it, so a lon
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from addons.overlap.section import Overlapped
 from flows.terminal.report import RUN
 from steps.core.files import write_text
-from steps.core.params import Params, Train
+from steps.core.params import Params
 from steps.core.ports import every
 from steps.core.records import ITERATION_STAGES
 from steps.policy import machine
 from steps.project.chain import iteration_name
+from steps.project.lock import ENTRY
 from steps.runner import handover
 from steps.runner.stage import is_warm
 
@@ -39,6 +42,11 @@ LANE = "sampling"
 SLEEPING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 
+def lead(params: Params) -> int:
+    """By how many iterations rollouts run ahead."""
+    return Overlapped.of(params.train).overlap
+
+
 def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str, str], dict[str, str], str]:
     """(variables of the worker that samples ahead, those of the usual one, why nothing runs ahead here). The first are empty
     where the third is not, and with train.overlap: 0.
@@ -46,7 +54,7 @@ def worker(params: Params, gpus: list[str], cores: list[int]) -> tuple[dict[str,
     The two divide the GPUs, and the cores where there are enough for both; else they share the cores, and threads that wait
     sleep, because those that spin would keep the other worker's from working. An engine of another policy.kind than vllm
     needs none of them."""
-    if not params.train.overlap:
+    if not lead(params):
         return {}, {}, ""
     if not is_warm():
         return {}, {}, "FLYWHEEL_WORKER is off"
@@ -79,7 +87,7 @@ class Ahead:
         submit: Callable[[str, PrefectFuture[bool] | None], PrefectFuture[bool]],
     ) -> None:
         """`submit` begins a stage in another thread, when the one before it has ended."""
-        self.overlap, self.last = params.train.overlap, params.train.iterations
+        self.overlap, self.last = lead(params), params.train.iterations
         self.pipeline, self.submit = pipeline, submit
         self.futures: dict[int, PrefectFuture[bool]] = {}
 
@@ -103,12 +111,10 @@ class Ahead:
         return bool(self.futures[iteration].result()), time.monotonic() - began
 
 
-def settle(last: int, train: Train) -> None:
+def settle(last: int, params: Params) -> None:
     """Make dvc.lock and run/ independent of how far sampling had come when the run ended with iteration `last`: remove the
     rollouts that may have run ahead of it, and put the iterations' entries in dvc.lock in the order of a serial run."""
-    from flows.repro.dvc_internals import arranged
-
-    numbers = [iteration_name(number) for number in range(1, min(last + train.overlap, train.iterations) + 1)]
+    numbers = [iteration_name(number) for number in range(1, min(last + lead(params), params.train.iterations) + 1)]
     for number in numbers[last:]:
         for path in (RUN / number / "trajectories.parquet", RUN / number / "drawn.json"):
             path.unlink(missing_ok=True)
@@ -120,3 +126,17 @@ def settle(last: int, train: Train) -> None:
     text = path.read_text(encoding="utf-8")
     if (settled := arranged(text, order, [f"rollout@{number}" for number in numbers[last:]])) != text:
         write_text(path, settled)
+
+
+def arranged(text: str, order: Sequence[str], dropped: Collection[str] = ()) -> str:
+    """dvc.lock's text without the entries of the stages in `dropped`, and with those of `order` in that order, at the places
+    where they stand now. Entries that it does not name stay where they are."""
+    texts = {match[1]: match[0] for match in ENTRY.finditer(text) if match[1] not in dropped}
+    sorted_names = iter([name for name in order if name in texts])
+
+    def place(match: re.Match[str]) -> str:
+        if match[1] in dropped:
+            return ""
+        return texts[next(sorted_names)] if match[1] in order else match[0]
+
+    return ENTRY.sub(place, text)

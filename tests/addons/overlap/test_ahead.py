@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.repro.dvc_internals import arranged
+from addons.overlap import ahead
+from addons.overlap.ahead import Ahead, arranged, lead, settle, worker
 from flows.repro.pipeline import Pipeline, StageFailed
-from flows.training import ahead
-from flows.training.ahead import Ahead, settle, worker
 from steps.core.params import Params
 from steps.core.records import ITERATION_STAGES
 from steps.project.chain import iteration_name, write_chain
@@ -83,7 +82,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained(params: Params, is_beside: bool, last: int) -> None:
     """The loop of the flow, which ends after iteration `last`; rollouts run beside the other stages, or before them."""
-    overlap, iterations = params.train.overlap, params.train.iterations
+    overlap, iterations = lead(params), params.train.iterations
     pipeline = Pipeline(Path.cwd(), SAMPLING)
 
     def submit(stage: str, before: Any) -> Any:
@@ -104,7 +103,7 @@ def trained(params: Params, is_beside: bool, last: int) -> None:
             for stage in list(ITERATION_STAGES)[is_beside:]:
                 pipeline.reproduce(f"{stage}@{number}")
     write_chain(last, 1, overlap)
-    settle(last, params.train)
+    settle(last, params)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,1 @@
+"""Rollouts that run ahead of the updates, beside them."""
