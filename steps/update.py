@@ -20,7 +20,6 @@ from steps.runner.stage import Input, Output, main
 
 if TYPE_CHECKING:
     from steps.core.params import Update, UpdateParams
-    from steps.core.params_sections import Judges
     from steps.core.records import Reward, Row, Trajectory
     from steps.training.batches import Example
     from steps.training.fates import Fate
@@ -128,16 +127,11 @@ def planned(
         for trajectory, penalty in zip(batch, deducted, strict=True)
     ]
     group_of = [trajectory.scenario_id for trajectory in batch]
-    if params.update.multi_objective_aggregation == "normalize_then_sum":
-        weighed = [
-            {} if score is None else objectives(judged[trajectory.id], -penalty, params.score.judges)
-            for trajectory, score, penalty in zip(batch, scores, deducted, strict=True)
-        ]
-        parts = [{name: value for name, (value, _) in each.items()} or None for each in weighed]
-        weights = {name: weight for each in weighed for name, (_, weight) in each.items()}
-        advantages, flat_count = batches.aggregated(parts, group_of, weights)
-    else:
+    if (way := at(params, "update.multi_objective_aggregation") or "sum_then_normalize") == "sum_then_normalize":
         advantages, flat_count = batches.advantages(scores, group_of, params.update.scale_rewards or "group")
+    else:
+        aggregate = bring("parts", way, "update.multi_objective_aggregation")
+        advantages, flat_count = aggregate(batch, judged, scores, deducted, params)
     by_turn: list[list[float]] = [[] for _ in batch]
     turn_metrics: dict[str, float] = {}
     if (name := at(params, "update.advantages") or "grpo") != "grpo":
@@ -232,32 +226,10 @@ def of_batch(batch: list[Trajectory], judged: dict[str, Reward], scores: list[fl
 
 def penalties(batch: list[Trajectory], cut: set[str], settings: Update) -> list[float]:
     """What is taken from the score of each trajectory: of those that were cut off, whose ids are `cut`, or by length."""
-    most = settings.truncation_penalty or 0.0
-    if settings.truncated_completions != "soft_overlong":
-        return [most if trajectory.id in cut else 0.0 for trajectory in batch]
-    from trl.rewards import get_soft_overlong_punishment
-
-    punish = get_soft_overlong_punishment(settings.max_completion_len, settings.soft_punish_cache)
-    written = [[token for turn in trajectory.turns for token in turn.completion_ids] for trajectory in batch]
-    return [-most * punishment for punishment in punish(written)]
-
-
-def objectives(reward: Reward, punishment: float, judges: Judges) -> dict[str, tuple[float, float]]:
-    """The parts of a scored reward by name, as (value, weight): a part has its judge's weight. What the parts leave of the
-    score, such as all of it where there are none, is a part of the rule's, and what a truncated episode loses is one."""
-    from steps.core.stats import added
-
-    weight = {name: value for name, value in judges.model_dump().items() if value}
-    names = reward.name.split("+")
-    parts = {}
-    for name, value in reward.components.items():
-        judge = name.partition("/")[0] if len(names) > 1 else reward.name
-        parts[name] = (value / weight[judge], weight[judge])
-    rest = (reward.score or 0.0) - added(reward.components.values())
-    if abs(rest) > 1e-9 or not parts:
-        own = weight.get("rule", weight[names[0]])
-        parts["rest"] = (rest / own, own)
-    return parts | {"truncation": (punishment, 1.0)}
+    if (kind := settings.truncated_completions) == "soft_overlong":
+        punished: list[float] = bring("punishment", kind, "update.truncated_completions")(batch, settings)
+        return punished
+    return [settings.truncation_penalty or 0.0 if trajectory.id in cut else 0.0 for trajectory in batch]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from steps.core import ports
 from steps.core.params_loss import Loss, settle
-from steps.core.section import opened
+from steps.core.section import at, opened
 
 
 @opened("update")
@@ -20,11 +21,6 @@ class Update(Loss):
 
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """The rewards whose standard deviation the advantages are divided by. Default: group; read with sum_then_normalize."""
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """sum_then_normalize: attempts at a scenario are compared by their scores. normalize_then_sum: by each named part of the
-    reward, divided by its own standard deviation in the group, and their sum, with the weights of score.judges, by its own
-    in the batch (GDPO, arXiv:2601.05242): parts of different scales then count as their weights say. A part that an attempt
-    lacks is 0, and what a truncated one loses is a part, too."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the batch."""
     steps_per_generation: int = Field(8, ge=1)
@@ -53,10 +49,6 @@ class Update(Loss):
     truncation_penalty: float | None = Field(None, gt=0)
     """Taken from the reward of such an episode. Default: 0.5, with soft_overlong 1, which is the most that it takes. Read
     with truncated_completions: penalise or soft_overlong."""
-    max_completion_len: int | None = Field(None, ge=1)
-    """Tokens of an episode from which on all of it is taken. Needed, and read, with soft_overlong, as is the one below."""
-    soft_punish_cache: int | None = Field(None, ge=0)
-    """The last tokens before that, over which what is taken rises from 0."""
     without_signal: Literal["count", "drop"] = "count"
     """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
@@ -95,19 +87,12 @@ class Update(Loss):
         is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
         unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
         self._resolve_loss()
-        is_summed, summed = self.multi_objective_aggregation == "sum_then_normalize", "sum_then_normalize"
-        settle(self, "scale_rewards", "group", is_summed, f"multi_objective_aggregation: {summed}")
+        is_summed = at(self, "multi_objective_aggregation") != "normalize_then_sum"
+        settle(self, "scale_rewards", "group", is_summed, "multi_objective_aggregation: sum_then_normalize")
         penalised = "truncated_completions: penalise or soft_overlong"
         settle(self, "truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
-        for name in ("max_completion_len", "soft_punish_cache"):
-            settle(self, name, None, is_soft, "truncated_completions: soft_overlong")
-        if (is_soft and (self.max_completion_len or 0) < (self.soft_punish_cache or 0)) or (
-            is_soft and None in (self.max_completion_len, self.soft_punish_cache)
-        ):
-            raise ValueError(
-                "update.truncated_completions: soft_overlong needs update.max_completion_len, tokens of an episode, and "
-                "update.soft_punish_cache, at most as many: the reward falls over the last soft_punish_cache of them"
-            )
+        if is_soft and not ports.names("punishment"):
+            raise ValueError(ports.lacking("punishment", "soft_overlong", "update.truncated_completions"))
         if is_corrected is None:  # the dtype decides: `of_dtype`
             return self
         mode = "token_truncate" if self.loss_type == "vespo" else "sequence_mask"

@@ -19,6 +19,8 @@ The ports, and what their objects are:
     player      a module that plays for a policy without tokens, by policy.kind: play, name (steps/evaluate.py)
     advantages  credit_turns(batch, scores, gains, scenarios, params): advantages of turns, by update.advantages
                 (steps/update.py)
+    parts       advantages by the parts of rewards, by update.multi_objective_aggregation (steps/update.py)
+    punishment  what is taken from each score, by update.truncated_completions (steps/update.py)
     term        a Term of an update's loss beside GRPO's own, by the setting of `update` that asks for it
                 (steps/training/terms.py)
     forwards    replace(model): faster forwards of a PEFT model's layers (steps/training/model.py)
@@ -92,7 +94,8 @@ from typing import Any, NamedTuple
 from steps.core.errors import UserError
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
+    """section sampler agents stage judge comparison reference player advantages parts punishment term forwards
+    kernels weights family turns
     template vision sharing grammar probe processes launcher ahead alone page tracker machine warning watch preflight
     material scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
 )
@@ -125,14 +128,16 @@ SECTIONS = {
     "train.overlap": "overlap",
     "train.tripwires": "tripwires",
     "train.way": "readiness",
-    "update.advantages": "gigpo",
+    "update.advantages": "advantages",
     "update.delta": "terms",
     "update.entropy_coef": "terms",
     "update.entropy_target": "terms",
     "update.launcher": "accelerate",
     "update.lr_scheduler_kwargs": "terms",
     "update.lr_scheduler_type": "terms",
+    "update.max_completion_len": "advantages",
     "update.max_steps": "terms",
+    "update.multi_objective_aggregation": "advantages",
     "update.off_policy_mask_threshold": "terms",
     "update.processes": "accelerate",
     "update.ref_model_mixup_alpha": "terms",
@@ -141,6 +146,7 @@ SECTIONS = {
     "update.sapo_temperature_neg": "terms",
     "update.sapo_temperature_pos": "terms",
     "update.shard": "accelerate",
+    "update.soft_punish_cache": "advantages",
     "update.sync_ref_model": "terms",
     "update.top_entropy_quantile": "terms",
     "update.use_adaptive_entropy": "terms",

@@ -58,7 +58,7 @@ def card(
         },
         "Training": {
             "method": update and f"GRPO, loss {update.loss_type}, beta {update.beta:g}",
-            "rewards": update and f"scaled by {update.scale_rewards or update.multi_objective_aggregation}",
+            "rewards": update and f"scaled by {update.scale_rewards or at(update, 'multi_objective_aggregation')}",
             "learning rate": update and f"{update.learning_rate:g}, {at(update, 'lr_scheduler_type') or 'constant'}",
             "iterations": recorded.iterations,
             "an iteration": rollout and f"{rollout.scenarios} scenarios, {rollout.attempts} attempts at each",

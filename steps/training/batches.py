@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.records import Row
-from steps.core.stats import added
 from steps.training import packing
 
 if TYPE_CHECKING:
@@ -82,34 +81,6 @@ def advantages(
         std = {"group": stdev(scored[group]), "batch": batch_std, "none": None}[scale]
         result.append(centred if std is None else centred / (std + STD_FLOOR))
     return result, len(flat) + len(set(groups) - set(scored))
-
-
-def aggregated(
-    parts: Sequence[Mapping[str, float] | None], groups: Sequence[str], weights: Mapping[str, float]
-) -> tuple[list[float | None], int]:
-    """The advantages of multi_objective_aggregation: normalize_then_sum (GDPO: Liu et al. 2026, arXiv:2601.05242), and how
-    many groups had no signal; as `advantages`, from the named parts of each attempt's reward, or None where it is unscored.
-    `weights`: of each part."""
-    from statistics import fmean, stdev
-
-    names = sorted({name for each in parts if each is not None for name in each})
-    normalised: list[dict[str, float]] = [{} for _ in parts]
-    for name in names:
-        values = [None if each is None else each.get(name, 0.0) for each in parts]
-        gains, _ = advantages(values, groups)
-        for each, gain in zip(normalised, gains, strict=True):
-            if gain is not None:
-                each[name] = gain
-    scored = [each is not None for each in parts]
-    sums = [added(weights[name] * gain for name, gain in each.items()) for each in normalised]
-    compared = [total for total, is_scored in zip(sums, scored, strict=True) if is_scored]
-    mean, std = (fmean(compared), stdev(compared)) if len(compared) > 1 else (0.0, 0.0)
-    with_signal = {group for group, each in zip(groups, normalised, strict=True) if each}
-    result = [
-        (total - mean) / (std + STD_FLOOR) if is_scored and group in with_signal else None
-        for total, is_scored, group in zip(sums, scored, groups, strict=True)
-    ]
-    return result, len(set(groups) - with_signal)
 
 
 def steps_of(with_signal: int, groups: int, settings: Update) -> int:

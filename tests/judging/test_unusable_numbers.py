@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import environments
+from addons.advantages.gigpo import states_of
 from addons.agents.worker import as_result
-from addons.gigpo.credit import states_of
 from addons.judges.criteria import criteria
 from addons.judges.prompts import read
 from addons.judges.section import Criteria

@@ -16,7 +16,7 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models overlap pictures planning production
+ADDONS = """accelerate advantages drawing families gguf judges kernels lineage models overlap pictures planning production
     readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
@@ -137,7 +137,9 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.launcher": "accelerate",
     "update.lr_scheduler_kwargs": {"min_lr": 1e-5},
     "update.lr_scheduler_type": "linear",
+    "update.max_completion_len": 64,
     "update.max_steps": 8,
+    "update.multi_objective_aggregation": "normalize_then_sum",
     "update.off_policy_mask_threshold": 0.5,
     "update.processes": 2,
     "update.ref_model_mixup_alpha": 0.5,

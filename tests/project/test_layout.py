@@ -44,7 +44,7 @@ LEVELS = {
     },
     "addons": {
         **dict.fromkeys(
-            """accelerate agents drawing families gguf gigpo kernels lineage models overlap pictures planning readiness
+            """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning readiness
             report selfplay sharing starts templates terms trackers tripwires""".split(),
             1,
         ),

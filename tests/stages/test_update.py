@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from addons.accelerate import ranks
-from addons.gigpo import credit
+from addons.advantages import gigpo
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout, Update, UpdateParams
@@ -623,7 +623,7 @@ def test_turns_that_are_alone_are_grpo_byte_for_byte(
 ) -> None:
     measured = batch.update("grpo")
     monkeypatch.setattr(
-        credit, "states_of", lambda env, known, row, unusable: [(row.id, n) for n in range(len(row.turns))]
+        gigpo, "states_of", lambda env, known, row, unusable: [(row.id, n) for n in range(len(row.turns))]
     )
     alone = batch.update("gigpo", scenarios=scenarios, advantages="gigpo")
     one, other = written(batch, "grpo"), written(batch, "gigpo")

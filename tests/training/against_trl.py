@@ -40,6 +40,7 @@ from steps.core.params import Policy, Rollout, Score, Update, UpdateParams
 from steps.core.params_loss import SAPO, VESPO
 from steps.core.params_sections import Judges
 from steps.core.records import Reward, Row, Trajectory, Turn, write_records
+from steps.core.section import at
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, plain_logps, twin, weights
 
@@ -129,7 +130,7 @@ class Batch(NamedTuple):
             reward = Reward(
                 trajectory_id=played.id, scenario_id=played.scenario_id, name="rule", score=score, success=False
             )
-            if update.multi_objective_aggregation == "normalize_then_sum":
+            if at(update, "multi_objective_aggregation") == "normalize_then_sum":
                 parts = {name: WEIGHTS[name] * value for name, value in (values or {}).items()}
                 total = None if values is None else sum(parts.values())
                 reward = reward.model_copy(update={"name": "rule+criteria", "components": parts, "score": total})
@@ -142,7 +143,7 @@ class Batch(NamedTuple):
         for played in self.trajectories:
             penalty = -float(update.truncation_penalty or 0) * (played.stop_reason == "length")
             if update.truncated_completions == "soft_overlong":
-                punish = get_soft_overlong_punishment(update.max_completion_len, update.soft_punish_cache)
+                punish = get_soft_overlong_punishment(at(update, "max_completion_len"), at(update, "soft_punish_cache"))
                 [share] = punish([[token for turn in played.turns for token in turn.completion_ids]])
                 penalty = share * float(update.truncation_penalty or 0)
             lost.append(penalty)
@@ -245,8 +246,8 @@ class Trl:
         trainer.loss_type = "grpo" if update.loss_type == "gspo" else update.loss_type
         trainer.importance_sampling_level = update.importance_sampling_level or "token"
         trainer.scale_rewards = update.scale_rewards
-        is_summed = update.multi_objective_aggregation == "sum_then_normalize"
-        trainer.multi_objective_aggregation = update.multi_objective_aggregation
+        is_summed = at(update, "multi_objective_aggregation") == "sum_then_normalize"
+        trainer.multi_objective_aggregation = at(update, "multi_objective_aggregation")
         weights = [float(is_summed), 1.0, *(0.0 if is_summed else weight for weight in WEIGHTS.values())]
         trainer.reward_weights = torch.tensor(weights)
         terms = Terms.of(update)

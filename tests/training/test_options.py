@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from addons.advantages.gdpo import aggregated, objectives
 from steps.core.params import Policy, Update
 from steps.core.params_sections import Judges
 from steps.core.records import Reward
 from steps.core.section import at
 from steps.training import packing
-from steps.training.batches import Example, aggregated
+from steps.training.batches import Example
 from steps.training.grpo import Trainer
-from steps.update import objectives
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, relative, sampled_by, weights, with_advantages
 from tests.training import against_trl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import environments
-from addons.gigpo.credit import credit, states_of
+from addons.advantages.gigpo import credit, states_of
 from environments.base import Env, Scenario, tool_calls, use, words
 from steps.core.params import Params, Update
 from steps.core.records import Trajectory, Turn

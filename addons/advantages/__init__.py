@@ -1,0 +1,1 @@
+"""Other advantages than those of whole episodes by their scores."""

@@ -1,1 +1,0 @@
-"""GiGPO: advantages of single turns, beside those of whole episodes."""
