@@ -16,8 +16,8 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage models pictures planning production readiness
-    report selfplay sharing starts supervised templates terms trackers tripwires""".split()
+ADDONS = """accelerate drawing families gguf gigpo judges kernels lineage masking models pictures planning production
+    readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -159,6 +159,7 @@ NEEDING = {  # add-on -> what another one does with it, and who says that it is 
         "from addons.production import forget; from pathlib import Path; forget.run(Path(), ['x'], Path('x'))",
         "addons.production.forget",
     ),
+    "masking": ("from addons.production.traces import sources; sources.ingest(*[None] * 7)", "ingestion"),
     "trackers": (
         "from addons.production.traces import langfuse_traces as each; next(each.fetch(''))",
         "the source langfuse",
