@@ -31,9 +31,10 @@ EVERY_TASK = tuple(
     "__init__.py kit/__init__.py kit/http_client.py kit/agents.py kit/mixed.py bridges/packages.py".split()
 )
 OWN_POLICIES = ("tasks_data/embedded_policy", "tasks_data/general_policy")  # whose turns and model_type are known
-# Arguments in and bytes out; errors, lines and progress that a person sees, masked; how a file is put in place; and how
-# processes of this machine are started, ended, and kept from each other.
-SHOWN = "cores errors files masking progress readable secret_forms secret_names terminal"
+# Arguments in and bytes out; errors, lines and progress that a person sees, masked; how addon.toml is read, for the modules
+# that it names are listed; how a file is put in place; and how processes of this machine are started, ended, and kept from
+# each other.
+SHOWN = "cores errors files manifests masking progress terminal"
 NOT_IN_OUTPUTS = {"steps/runner", *(f"steps/core/{name}.py" for name in SHOWN.split())}
 NOT_IN_OUTPUTS |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
 

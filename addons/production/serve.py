@@ -36,6 +36,7 @@ from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.errors import UserError, masked
 from steps.core.keys import key
+from steps.core.ports import need
 from steps.core.progress import say
 from steps.core.terminal import command_parser, served
 from steps.kit import vllm_guard as guard
@@ -207,6 +208,7 @@ class Captured(NamedTuple):
 
     def variables(self, root: Path) -> dict[str, str]:
         """The variables of the server's process. UserError for a value out of range."""
+        need("masking", "--capture")
         for name, is_right, allowed in (
             ("rate", 0 < self.rate <= 1, "above 0, up to 1"),
             ("days", 0 < self.days <= 36500, "above 0, up to 36500"),

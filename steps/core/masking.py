@@ -1,81 +1,34 @@
 """Masking: takes secrets out of whatever leaves this machine, such as traces, logs, pages and reports.
 
-`masked(value)` is a copy in which each secret is replaced by "[masked]". A secret is
-
-- a value under or beside a name of one ("password", "api_key", "authorization"), in JSON within a text too, where it may be
-  a list or an object (steps/core/secret_names.py);
-- a text with the form of one: keys of well-known services, JSON web tokens, private keys, passwords in addresses,
-  `password=...` and `"token": "..."` in a text;
-- the value of an environment variable whose name says so.
-
-It cannot recognise a secret in plain words ("it is the name of my dog"). Counts such as `max_tokens`, the tokens of a
-tokenizer, and code that only handles secrets stay as they are.
+`masked(value)` is a copy in which each secret is replaced by "[masked]". Masked here is what is known exactly: the values of
+environment variables whose name says that they are secret, and passwords in addresses. An add-on that recognises more
+(port `masker` of steps/core/ports.py) does all of it in place of this.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from steps.core import secret_forms, secret_names
-from steps.core.readable import Span, places_of, replaced
-from steps.core.readable import seen as seen_as
-from steps.core.secret_names import MASK as MASK
-from steps.core.secret_names import SURE, UNSURE
+from steps.core import manifests
 
+MASK = "[masked]"
+Inside = tuple[int, frozenset[int], bool | None]  # depth, around and above of `Masker.copy`
 DEEPEST = 60  # levels of nesting; what is deeper is left out
 SHORTEST = 6  # characters; shorter values of environment variables are not looked for
-
-# The pattern is tried only where one of these occurs in the lower-case text, because finding them is 50 times as fast.
-KEYS = (
-    "pass pwd secret private signing encryption auth api credential"
-    " token access cookie account shared session bearer jwt ssws ://"
-).split()
-CLOSED = r"(?:\\*[\"'`]|\]|\*{1,3}|</\w{1,9}>)"  # markup that ends with a name
-TEXT = re.compile(
-    r"(?P<lead>(?<!\w)(?i:bearer|ssws)[ \t]+)(?=[\w.~+/-]{0,500}\d)[\w.~+/-]{8,}=*"
-    r"|(?P<place>://[^\s/:\"'<>]{0,200}:)"  # to the last @: a password may hold others, and /
-    r"(?:[^\s/\"'<>]{1,300}(?=@)|(?!\d{1,5}[/?])[^\s\"'<>]{1,100}(?=@))"
-    rf"|(?P<word>(?i:{SURE}|{UNSURE})[_-]?\d*)"
-    rf"(?:{CLOSED}{{0,2}}\s{{0,3}}(?:=>|:=?|<-|=(?!=)|(?<=\w)>(?=[^\s<]))(?:\*{{1,2}}(?=[ \t])|</\w{{1,9}}>)?\s{{0,3}}"
-    r"(?:[|>][+-]?[ \t]{0,3}[\n\v]\s{1,20}|\(\s{0,20}(?=\\*[\"'])|`)?"  # a block, a bracket
-    r"|(?P<pair>(?:\s(?:field|input|box))?(?:\\*[\"'](?=[\s,])[^<>{}()\[\]]{0,80}?|[ \t]{0,3}[\n\v][ \t]{0,40})"
-    r"\b(?i:value|default|(?:text|content|answer)(?=\W{1,9}[^\s\"']{0,79}\d))(?:\\*[\"'])?\s{0,3}[:=]\s{0,3})"
-    r"|(?P<gap>(?:\\*[\"'`])?(?:[ \t]{1,3}(?:[|→»][ \t]{1,3})?|\s{0,40},\s{0,40}(?=\\*[\"']))"
-    r"|\\*[\"']>|</\w{1,9}>\s{0,20}<\w{1,9}>)(?!-))"  # --password x, "--password", "x", | password | x |
-    r"(?:(?P<open>\\*[\"'])"  # `_quoted_end` finds where it is closed
-    r"|(?P<scheme>(?i:basic|bearer|digest|token)[ \t]+)?"
-    r"(?(scheme)|(?![$%]))"  # a variable's name
-    r"(?P<bare>(?:(?<=\w)'(?=\w)|[^\s\"'<>,;&(){}\[\]|\\]){1,4000}+)(?![(\[]))",
-    re.DOTALL,
+NAME = re.compile(
+    r"(?i:pass(?:word|wd|phrase)|(?<=_)pass|pwd|secret|token|credentials?|cookie|jwt|bearer|auth(?:orization|_?string)?"
+    r"|(?:api|secret|private|access|signing|encryption|account|session)_?key(?:_?id)?)_?\d*\Z"
 )
-OPTION = re.compile(r"(?:\A|[^\w-])(?:--?(?:[A-Za-z][\w-]*)?|(?:ENV|ARG|setx|setenv|set -\w{1,3})[ \t]+\w*)\Z")
-# What stands before a name that has its value beside it.
-PAIRED = re.compile(
-    rf"(?i)\b(?:{'|'.join(sorted(secret_names.NAMES))})\\*[\"']?\s{{0,3}}[:=]\s{{0,3}}\\*[\"']?[^\"'\n:=]{{0,40}}\Z"
-)
-APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
-QUOTE = re.compile(r"(?<!\\)\\*[\"']|\n")
-REST = re.compile(r"[^\s\"'<>,;&(){}\[\]|\\]*")  # of a value that is longer than the pattern reads
-LONGEST = 4000  # characters of a value by which is decided whether it is a secret; then all of it is masked
-IN_ADDRESS = re.compile(r"://[^\s/:\"'<>]{0,200}:(?P<value>[^\s/\"'<>]{1,300})(?=@)")
-BEFORE = re.compile(r"[\w-]{1,60}\Z")
-CODE = re.compile(  # texts after `password:` that are none
-    r"(?:str|string|bytes|none|null|true|false|optional|required"
-    r"|any|self|tokens?|secret|password|key|auth|basic|bearer"
-    r"|the|your|changed?|reset|missing|invalid|wrong|expired|unset|enabled|disabled)\b[.:!?]*$"
-    r"|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$"  # settings.password
-    r"|[$%]|\*+$|\.+$|x+$",
-    re.IGNORECASE,
-)
+IN_ADDRESS = re.compile(r"(?P<lead>://[^\s/:\"'<>]{0,200}:)(?P<value>[^\s/\"'<>]{1,300})(?=@)")
 
 
 def masked(value: Any) -> Any:
@@ -85,44 +38,36 @@ def masked(value: Any) -> Any:
 
 
 class Masker:
-    """`masked` for many values in a row: it reads the environment only once."""
+    """`masked` for many values in a row: it reads the environment only once. An add-on's extends it, and is what `Masker()`
+    is where there is one."""
+
+    def __new__(cls) -> Self:
+        return super().__new__(finer() if cls is Masker else cls)
 
     def __init__(self) -> None:
-        self.secrets = secrets_of(tuple(os.environ.items()))
-        self.again = self.text  # what masks the text that base64 holds
+        self.secrets = secrets_of(tuple(os.environ.items()), self.names_secret)
 
     def __call__(self, value: Any) -> Any:
-        return self._copy(value, 0, frozenset())
+        return self.copy(value, 0, frozenset(), None)
+
+    @staticmethod
+    def names_secret(name: str) -> bool:
+        """Whether the value of an environment variable of this name is a secret."""
+        return NAME.search(name) is not None
 
     def text(self, text: str) -> str:
         """A text without secrets."""
+        return IN_ADDRESS.sub(rf"\g<lead>{MASK}", self.without_values(text))
+
+    def without_values(self, text: str) -> str:
+        """A text without the environment's secrets."""
         for secret in self.secrets:
             if secret in text:
                 text = text.replace(secret, MASK)
-        if len(text) < SHORTEST:
-            return text
-        return replaced(secret_names.without_held(text), self._spans)
+        return text
 
-    def sure(self, text: str) -> str:
-        """A text without the environment's secrets and keys of services, whatever stands before them."""
-        for secret in self.secrets:
-            text = text.replace(secret, MASK)
-
-        def spans(shown: str) -> Iterator[Span]:
-            yield from ((*match.span("value"), MASK) for match in IN_ADDRESS.finditer(shown))
-            yield from ((*span, MASK) for span in secret_forms.keys(shown))
-
-        return replaced(text, spans)
-
-    def _spans(self, text: str) -> Iterator[Span]:
-        seen = seen_as(text)
-        yield from ((*span, MASK) for span in _after_names(text, seen.plain))
-        yield from ((*span, MASK) for span in secret_forms.spans(seen, self.again))
-
-    def _copy(self, value: Any, depth: int, around: frozenset[int], above: bool | None = None) -> Any:
-        """The copy of a value in the values `around`; `above`: the secrecy of what it stands in."""
-        if not isinstance(value, secret_names.CONTAINERS) and secret_names.is_secret("", value, above):
-            return MASK
+    def copy(self, value: Any, depth: int, around: frozenset[int], above: bool | None) -> Any:
+        """The copy of a value in the values `around`; `above` is an add-on's: the secrecy of what it stands in."""
         if isinstance(value, str):
             return self.text(value)
         if value is None or isinstance(value, bool | int | float | complex):
@@ -133,54 +78,50 @@ class Masker:
             return "[refers to itself]"
         if depth >= DEEPEST:
             return "[nested too deeply]"
-        around |= {id(value)}
+        inside = depth + 1, around | {id(value)}, above
         fields = value if isinstance(value, Mapping) else _fields(value)
         if fields is not None:
-            return {
-                self.text(key) if isinstance(key, str) else key: MASK
-                if secret_names.is_secret(name, item)
-                and not (isinstance(item, Mapping) and secret_names.is_schema(item))
-                else self._copy(item, depth + 1, around, secret_names.secrecy(name, item, held))
-                for key, name, item, held in secret_names.inside(fields, above)
-            }
+            return self.fields(fields, inside)
         if isinstance(value, (list, tuple, set, frozenset)):
-            items = list(value)
-            copied = [
-                MASK if secret_names.is_after(before, item) else self._copy(item, depth + 1, around, above)
-                for before, item in zip([None, *items], items, strict=False)
-            ]
+            copied = self.items(list(value), inside)
             return tuple(copied) if isinstance(value, tuple) else copied
         shown = str(value)
         safe = self.text(shown)
         return value if safe == shown and not isinstance(value, PurePath) else safe
 
+    def fields(self, fields: Mapping[Any, Any], inside: Inside) -> dict[Any, Any]:
+        return {
+            self.text(key) if isinstance(key, str) else key: self.copy(each, *inside) for key, each in fields.items()
+        }
+
+    def items(self, items: list[Any], inside: Inside) -> list[Any]:
+        return [self.copy(item, *inside) for item in items]
+
+
+@functools.cache
+def finer() -> type[Any]:
+    """The class by which an add-on masks; `Masker` itself where none does."""
+    return next(manifests.every("masker"), Masker)
+
 
 @functools.lru_cache(maxsize=4)
-def secrets_of(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """The secrets of these environment variables, the longest first, because one may begin with another."""
-    return tuple(sorted(set(literals(dict(variables))), key=len, reverse=True))
-
-
-def literals(variables: Mapping[str, str]) -> Iterator[str]:
-    """The secrets that environment variables hold, each as it is and as it is written in JSON and in addresses."""
-    for name, value in variables.items():
-        secrets = []
+def secrets_of(variables: tuple[tuple[str, str], ...], names_secret: Callable[[str], bool]) -> tuple[str, ...]:
+    """The secrets that environment variables hold, each as it is and as it is written in JSON and in addresses; the longest
+    first, because one may begin with another."""
+    secrets = set[str]()
+    for name, value in variables:
+        small = name.lower()
         if "://" in value:
-            try:
+            with contextlib.suppress(ValueError):
                 part = urlsplit(value).password or ""
-            except ValueError:
-                part = ""
-            secrets += [part, unquote(part)]
-        elif secret_names.names_secret(name) is not None and not is_path(name, value):
-            secrets.append(value)
-            if name.lower().endswith("auth_string"):  # user:password
-                secrets.append(value.partition(":")[2])
-        if name.lower().endswith(("webhook", "webhook_url", "notify_url")):  # whoever has the address may post there
-            secrets.append(value)
-        for secret in secrets:
-            if len(secret) >= SHORTEST:
-                yield from {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
-                yield quote(secret, safe="")
+                secrets |= {part, unquote(part)}
+        elif names_secret(name) and not is_path(name, value):
+            secrets |= {value, value.partition(":")[2] if small.endswith("auth_string") else ""}  # user:password
+        if small.endswith(("webhook", "webhook_url", "notify_url")):  # whoever has the address may post there
+            secrets.add(value)
+    secrets = {secret for secret in secrets if len(secret) >= SHORTEST}
+    in_json = {json.dumps(secret, ensure_ascii=way)[1:-1] for secret in secrets for way in (True, False)}
+    return tuple(sorted(secrets | in_json | {quote(secret, safe="") for secret in secrets}, key=len, reverse=True))
 
 
 def is_path(name: str, value: str) -> bool:
@@ -188,73 +129,10 @@ def is_path(name: str, value: str) -> bool:
     return name in ("PWD", "OLDPWD") or (value.startswith("/") and os.path.lexists(value))
 
 
-def _after_names(text: str, small: str) -> Iterator[tuple[int, int]]:
-    """Where a secret stands after its name; `small` is the text in lower case."""
-    end = 0
-    for place in sorted(places_of(KEYS, small)):
-        if place >= end and (match := TEXT.match(text, place)) and (secret := _secret(text, match)) is not None:
-            yield secret
-            end = secret[1]
-
-
-def _secret(text: str, match: re.Match[str]) -> tuple[int, int] | None:
-    """Where the secret in a match begins and ends; None where the match is no secret after all."""
-    for group in ("lead", "place"):
-        if match[group] is not None:
-            return match.end(group), match.end()
-    around = text[max(0, match.start() - 60) : match.start()]
-    before = BEFORE.search(around)
-    sure = secret_names.names_secret((before[0] if before else "") + match["word"])
-    is_apart = match["gap"] is not None and not OPTION.search(around)  # as in `#define PASSWORD "x9"`
-    if sure is None or (match["pair"] is not None and not PAIRED.search(around)):
-        return None
-    if match["open"] is not None:
-        start, end = match.end(), _quoted_end(text, match.end(), match["open"], match.end() + LONGEST)
-    else:
-        start, end = match.span("bare")
-        if text[start - 1] == "`":
-            end = start + len(match["bare"].partition("`")[0])
-    value = text[start:end]
-    if match["open"] is not None:
-        is_drawn = secret_names.is_listed(value) if "," in (match["gap"] or "") else secret_names.DRAWN.fullmatch(value)
-        is_none = not value.strip(" )]},;:.") or (is_apart and not is_drawn)
-    elif is_apart:
-        is_none = end - start > 200 or not secret_forms.is_drawn(value)
-    else:
-        is_none = not match["scheme"] and ((end - start < 4 and match["gap"] is None) or CODE.match(value) is not None)
-    if is_none:
-        return None
-    if not value or value.startswith(MASK) or not (sure or match["scheme"] or secret_names.RANDOM.fullmatch(value)):
-        return None
-    if end - start < LONGEST:
-        return start, end
-    if match["open"]:
-        return start, _quoted_end(text, start, match["open"], len(text))
-    rest = REST.match(text, end)
-    return start, rest.end() if rest else end
-
-
-def _quoted_end(text: str, start: int, opened: str, limit: int) -> int:
-    """Where a quoted text ends that begins at `start`: before the quote that closes it, else with its line, or at `limit`.
-
-    `opened` is the quote with the backslashes before it: JSON in JSON has one, and three on the next level. A quote that
-    belongs to the text has more of them, and so has one after a backslash that does: both come in whole multiples.
-    """
-    slashes = len(opened) - 1
-    for token in QUOTE.finditer(text, start, limit):
-        sign, place = token[0][-1], token.start()
-        if sign == "\n":
-            return place
-        if sign != opened[-1] or APOSTROPHE.match(text, place):
-            continue
-        more = len(token[0]) - len(opened)
-        if more < 0 or more % (2 * slashes + 2) == 0:
-            return token.end() - len(opened) if more > 0 else place
-    return min(limit, len(text))
-
-
 def _fields(value: Any) -> dict[str, Any] | None:
     """The fields of a dataclass or a pydantic model by name; None for anything else."""
+    import dataclasses  # takes as long to import as all of the above
+
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     dump = getattr(type(value), "model_dump", None)

@@ -73,6 +73,7 @@ The ports, and what their objects are:
                 (flows/deployment/pruning.py), add_verdict(root, ledger, folder) and add_ingested(root, ledger)
     trial       a module: share(params), of the conversations that a version on trial gets, and trial_writes(number), which
                 put it on trial (flows/promote.py)
+    masker      a Masker that finds more secrets than those that the environment holds (steps/core/masking.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
     end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
                 story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
@@ -84,107 +85,59 @@ Reading addon.toml imports nothing, so an add-on costs a run that does not name 
 
 from __future__ import annotations
 
-import functools
-import importlib
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from steps.core import manifests
 from steps.core.errors import UserError
+from steps.core.manifests import AddOn
 
 PORTS = frozenset(
-    """section sampler agents stage judge comparison reference player advantages parts punishment term forwards
-    kernels weights family turns
-    template vision sharing grammar probe processes launcher ahead alone page tracker machine warning watch preflight
-    material scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
+    """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
+    weights family turns template vision sharing grammar probe processes launcher ahead alone page tracker machine warning
+    watch preflight material scenarios start source opponent drawing generated teaching index trial way masker reader end
+    next doctor""".split()
 )
-FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
-MANIFEST = "addon.toml"
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {
-    "agents": "agents",
-    "evaluate.judge": "judges",
-    "evaluate.references": "models",
-    "policy.cluster": "fleet",
-    "policy.endpoint": "models",
-    "policy.engines": "fleet",
-    "policy.servers": "fleet",
-    "policy.share_weights": "sharing",
-    "policy.start_from": "starts",
-    "policy.start_optimizer": "starts",
-    "promote.false_alarms": "tripwires",
-    "rollout.curriculum": "drawing",
-    "rollout.opponent": "selfplay",
-    "rollout.resample": "drawing",
-    "scenarios.generated": "supervised",
-    "scenarios.ingested": "production",
-    "score.criteria": "judges",
-    "score.judges.criteria": "judges",
-    "score.judges.ruler": "judges",
-    "score.ruler": "judges",
-    "serve": "production",
-    "sft": "supervised",
-    "train.overlap": "overlap",
-    "train.tripwires": "tripwires",
-    "train.way": "readiness",
-    "update.advantages": "advantages",
-    "update.delta": "terms",
-    "update.entropy_coef": "terms",
-    "update.entropy_target": "terms",
-    "update.launcher": "accelerate",
-    "update.lr_scheduler_kwargs": "terms",
-    "update.lr_scheduler_type": "terms",
-    "update.max_completion_len": "advantages",
-    "update.max_steps": "terms",
-    "update.multi_objective_aggregation": "advantages",
-    "update.off_policy_mask_threshold": "terms",
-    "update.processes": "accelerate",
-    "update.ref_model_mixup_alpha": "terms",
-    "update.ref_model_sync_steps": "terms",
-    "update.router_aux_loss_coef": "terms",
-    "update.sapo_temperature_neg": "terms",
-    "update.sapo_temperature_pos": "terms",
-    "update.shard": "accelerate",
-    "update.soft_punish_cache": "advantages",
-    "update.sync_ref_model": "terms",
-    "update.top_entropy_quantile": "terms",
-    "update.use_adaptive_entropy": "terms",
-    "update.vespo_k_neg": "terms",
-    "update.vespo_k_pos": "terms",
-    "update.vespo_lambda_neg": "terms",
-    "update.vespo_lambda_pos": "terms",
-    "update.warmup_steps": "terms",
+    key: addon
+    for addon, keys in {
+        "accelerate": "update.launcher update.processes update.shard",
+        "advantages": """update.advantages update.max_completion_len update.multi_objective_aggregation
+            update.soft_punish_cache""",
+        "agents": "agents",
+        "drawing": "rollout.curriculum rollout.resample",
+        "fleet": "policy.cluster policy.engines policy.servers",
+        "judges": "evaluate.judge score.criteria score.judges.criteria score.judges.ruler score.ruler",
+        "models": "evaluate.references policy.endpoint",
+        "overlap": "train.overlap",
+        "production": "scenarios.ingested serve",
+        "readiness": "train.way",
+        "selfplay": "rollout.opponent",
+        "sharing": "policy.share_weights",
+        "starts": "policy.start_from policy.start_optimizer",
+        "supervised": "scenarios.generated sft",
+        "terms": """update.delta update.entropy_coef update.entropy_target update.lr_scheduler_kwargs
+            update.lr_scheduler_type update.max_steps update.off_policy_mask_threshold
+            update.ref_model_mixup_alpha update.ref_model_sync_steps update.router_aux_loss_coef
+            update.sapo_temperature_neg update.sapo_temperature_pos update.sync_ref_model
+            update.top_entropy_quantile update.use_adaptive_entropy update.vespo_k_neg update.vespo_k_pos
+            update.vespo_lambda_neg update.vespo_lambda_pos update.warmup_steps""",
+        "tripwires": "promote.false_alarms train.tripwires",
+    }.items()
+    for key in keys.split()
 }
 
 
-class AddOn(NamedTuple):
-    """What addon.toml says of an add-on."""
-
-    name: str  # its folder's
-    about: str  # one sentence
-    brings: dict[str, dict[str, str]]  # port -> name -> "module:attribute"
-    needs: tuple[str, ...] = ()  # add-ons whose modules it imports
-
-
-@functools.cache
 def addons() -> tuple[AddOn, ...]:
-    """The add-ons of this tree, by name."""
-    return tuple(read(path) for path in sorted(FOLDER.glob(f"*/{MANIFEST}")))
-
-
-def read(path: Path) -> AddOn:
-    """An add-on by its addon.toml. UserError where that cannot be read, or names a port that there is not."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        about, needs = content.pop("about"), tuple(content.pop("needs", ()))
-    except (tomllib.TOMLDecodeError, KeyError) as problem:
-        raise UserError(f"{path} does not say what the add-on brings: {problem!r}") from None
-    if unknown := sorted(content.keys() - PORTS):
-        raise UserError(
-            f"{path} names ports that there are not: {', '.join(unknown)} (there: {', '.join(sorted(PORTS))})"
-        )
-    return AddOn(path.parent.name, about, content, needs)
+    """The add-ons of this tree, by name. UserError where an addon.toml cannot be read, or names a port that there is not."""
+    for addon in manifests.addons():
+        if addon.fault:
+            raise UserError(addon.fault)
+        if unknown := ", ".join(sorted(addon.brings.keys() - PORTS)):
+            path = manifests.folder() / addon.name / manifests.MANIFEST
+            raise UserError(f"{path} names ports that there are not: {unknown} (there: {', '.join(sorted(PORTS))})")
+    return manifests.addons()
 
 
 def names(port: str) -> list[str]:
@@ -236,11 +189,9 @@ def need(name: str, who: str) -> None:
 
 def load(place: str) -> Any:
     """The object that `module:attribute` names, or the module. UserError where it imports an add-on that is not there."""
-    module, _, attribute = place.partition(":")
     try:
-        loaded = importlib.import_module(module)
+        return manifests.load(place)
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("addons."):
-            need(str(problem.name).split(".")[1], f"the add-on {module.split('.')[1]}")
+            need(str(problem.name).split(".")[1], f"the add-on {place.split('.')[1]}")
         raise
-    return getattr(loaded, attribute) if attribute else loaded

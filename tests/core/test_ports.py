@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steps.core import ports
+from steps.core import manifests, masking, ports
 from steps.core.errors import UserError
 from tests.conftest import ROOT
 
@@ -19,10 +19,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, brings in (("near", ""), ("far", '[sampler]\nswarm = "steps.core.stats:mean"\n')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "addon.toml").write_text(f'about = "It is {name}."\n{brings}')
-    monkeypatch.setattr(ports, "FOLDER", tmp_path)
-    ports.addons.cache_clear()
+    monkeypatch.setattr(manifests, "FOLDER", tmp_path)
+    manifests.addons.cache_clear()
+    masking.finer.cache_clear()
     yield tmp_path
-    ports.addons.cache_clear()
+    manifests.addons.cache_clear()
+    masking.finer.cache_clear()
 
 
 def test_what_an_addon_brings_is_found_by_its_name(folder: Path) -> None:

@@ -16,8 +16,8 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate advantages drawing families gguf judges kernels lineage models overlap pictures planning production
-    readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
+ADDONS = """accelerate advantages drawing families gguf judges kernels lineage masking models overlap pictures planning
+    production readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},
@@ -148,6 +148,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.sapo_temperature_neg": 1.0,
     "update.sapo_temperature_pos": 1.0,
     "update.shard": True,
+    "update.soft_punish_cache": 8,
     "update.sync_ref_model": True,
     "update.top_entropy_quantile": 0.2,
     "update.use_adaptive_entropy": True,
@@ -163,6 +164,7 @@ NEEDING = {  # add-on -> what another one does with it, and who says that it is 
         "from addons.production import forget; from pathlib import Path; forget.run(Path(), ['x'], Path('x'))",
         "addons.production.forget",
     ),
+    "masking": ("from addons.production.traces import sources; sources.ingest(*[None] * 7)", "ingestion"),
     "trackers": (
         "from addons.production.traces import langfuse_traces as each; next(each.fetch(''))",
         "the source langfuse",

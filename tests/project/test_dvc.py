@@ -32,11 +32,8 @@ ROOT = Path(__file__).parent.parent.parent
 # The runner passes arguments in and bytes out: it decides nothing about what is in an output. Left out, so that a word in a
 # message does not make every stage of every run stale.
 RUNNER = {path.relative_to(ROOT).as_posix() for path in (ROOT / "steps/runner").glob("*.py")}
-# Errors, lines and progress that a person sees, masked; and how a file is put in place.
-RUNNER |= {
-    f"steps/core/{name}.py"
-    for name in "cores errors files masking progress readable secret_forms secret_names terminal".split()
-}
+# Errors, lines and progress that a person sees, masked; how addon.toml is read; and how a file is put in place.
+RUNNER |= {f"steps/core/{name}.py" for name in "cores errors files manifests masking progress terminal".split()}
 # How processes of this machine are started, ended, and kept from each other.
 RUNNER |= {f"steps/kit/{name}.py" for name in ("lock", "process", "sockets")}
 # What a room is, in one docstring and no code: a test holds them to that.

@@ -43,6 +43,7 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
+        "masking": 0,
         **dict.fromkeys(
             """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning readiness
             report selfplay sharing starts templates terms trackers tripwires""".split(),

@@ -514,7 +514,7 @@ def test_without_masking_they_would(
 ) -> None:
     """Each of these is one that the test above looks into, and would see them in."""
     monkeypatch.setattr(Masker, "__call__", lambda _, value: value)
-    monkeypatch.setattr(Masker, "text", lambda _, value: value)
+    monkeypatch.setattr(type(Masker()), "text", lambda _, value: value)
     monkeypatch.setattr(MaskingFilter, "filter", lambda *_: True)
     received = tracked(project, receiver, monkeypatch, wandb=False)
     received |= shown(project, monkeypatch) | logged(project, monkeypatch, capfd)

@@ -28,11 +28,9 @@ CORE = (
     "cores",
     "errors",
     "files",
+    "manifests",
     "masking",
     "progress",
-    "readable",
-    "secret_forms",
-    "secret_names",
     "terminal",
 )  # what the runner imports of it
 TOY = '''

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from environments.multiplication import Multiplication
-from steps.core import ports
+from steps.core import manifests, masking
 from steps.core.errors import UserError
 from steps.core.params import Policy, Rollout
 from steps.sampling import engine
@@ -18,10 +18,12 @@ from steps.sampling.play import play, sampler
 
 @pytest.fixture(autouse=True)
 def _without_addons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(ports, "FOLDER", tmp_path)
-    ports.addons.cache_clear()
+    monkeypatch.setattr(manifests, "FOLDER", tmp_path)
+    manifests.addons.cache_clear()
+    masking.finer.cache_clear()
     yield
-    ports.addons.cache_clear()
+    manifests.addons.cache_clear()
+    masking.finer.cache_clear()
 
 
 def job(env: Any = Multiplication, **policy: Any) -> Job:

@@ -44,7 +44,16 @@ def _pieces(count: int) -> list[tuple[str, str]]:
         path
         for path in files
         if path.stem
-        not in ("masking", "personal", "personal_forms", "privacy", "secret_forms", "secret_names", "readable")
+        not in (
+            "masker",
+            "masking",
+            "personal",
+            "personal_forms",
+            "privacy",
+            "secret_forms",
+            "secret_names",
+            "readable",
+        )
     ]
     listed = []
     history = _history()

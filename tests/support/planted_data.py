@@ -5,7 +5,7 @@
 
 It needs the package faker, in an environment of its own. Personal data are Faker's, of ten locales, so that
 addons/production/traces/personal.py is tested on forms that its author did not write. Faker has no secrets of the
-services that steps/core/masking.py knows: those are random letters in the documented forms.
+services that addons/masking/ knows: those are random letters in the documented forms.
 """
 
 from __future__ import annotations

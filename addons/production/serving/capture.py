@@ -38,7 +38,6 @@ from addons.production.serving.counts import LATE, Counts, cause
 from addons.production.traces.messages import answer_of, conversation_of, tools_of
 from addons.production.traces.openai_jsonl import feedback_of
 from addons.production.traces.opinions import moment
-from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import hashed, key_of, mapping, plain, reason
 from addons.production.traces.store import FULL, PRODUCER, Store
 from addons.production.traces.tombstones import Forgotten
@@ -162,8 +161,9 @@ class Keeper:
     """Masks and stores requests with their answers, and feedback on them: the process beside the server."""
 
     def __init__(self) -> None:
-        self.store = store()
-        self.privacy = Privacy()
+        from addons.production.traces.privacy import Privacy
+
+        self.store, self.privacy = store(), Privacy()
         # Key of the conversation of each stored answer, by its hashed id; read from the store with the first feedback.
         self.answers: dict[str, str] | None = None
         self.missed: list[str] = []  # why something of the present call was not stored

@@ -17,9 +17,9 @@ from string import hexdigits
 
 import stdnum
 
+from addons.masking.readable import Seen, Span, replaced, value_of
+from addons.masking.readable import seen as seen_as
 from addons.production.traces import personal_forms as forms
-from steps.core.readable import Seen, Span, replaced, value_of
-from steps.core.readable import seen as seen_as
 
 
 def without(text: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from steps.core.readable import Words
+from addons.masking.readable import Words
 
 CLUSTER = re.compile(r"[0-9](?<![A-Za-z0-9_][0-9])(?:[ ()./-]{0,2}\d){6,40}(?:x\d{1,6})?(?![A-Za-z0-9_])")
 DATE = (

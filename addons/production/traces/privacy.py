@@ -1,6 +1,6 @@
 """Masks secrets and personal data, before a conversation touches the disk and again when it is ingested.
 
-Secrets are those of steps/core/masking.py. Personal data (addons/production/traces/personal.py) are addresses of people
+Secrets are those of addons/masking/. Personal data (addons/production/traces/personal.py) are addresses of people
 and machines, numbers by which a person or an account is known, and what stands behind a word that names it:
 
     e-mail and IP addresses, MAC addresses, telephone numbers, payment cards, IBANs, national ids whose check digits are
@@ -25,11 +25,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+from addons.masking.masker import Masker
+from addons.masking.secret_names import inside, is_after, is_secret, secrecy
 from addons.production.traces.personal import without
 from addons.production.traces.records import Conversation, Feedback, hashed
 from environments.base import Message
-from steps.core.masking import Masker
-from steps.core.secret_names import MASK, inside, is_after, is_secret, secrecy
+from steps.core.masking import MASK
 
 CACHED = 64 * 2**20  # bytes of masked texts that are kept
 # Fields whose value is personal where it has the form: kind, names, form.

@@ -22,13 +22,13 @@ from addons.production.traces import files, langfuse_traces, mlflow_traces, open
 from addons.production.traces.build import DataSets, Task, build, opinion
 from addons.production.traces.opinions import Scales, moment, unscaled, waiting, waits, without_scores
 from addons.production.traces.packed import text_of
-from addons.production.traces.privacy import Privacy
 from addons.production.traces.records import Conversation, Feedback, Part, PassedOver, Unreadable, hashed, joined, shown
 from steps.core.errors import UserError
 from steps.core.ports import bring, need
 from steps.core.section import at
 
 if TYPE_CHECKING:
+    from addons.production.traces.privacy import Privacy
     from environments.base import Env, Scenario, Split
     from steps.core.params import Params
 
@@ -89,6 +89,9 @@ def ingest(
     """Read the sources, mask, join with what is there, and write the folder. `consent`: the operator's word for sources
     whose rows do not say it. `regression`: the share of bad scenarios that are only checked; None: as the last time, 0.3
     at first."""
+    need("masking", "ingestion")
+    from addons.production.traces.privacy import Privacy
+
     state = files.read_state(folder)
     before, got = files.read_conversations(folder), _Reading(root, scales, consent, state)
     marks, privacy = tombstones.of(root), Privacy()

@@ -11,7 +11,7 @@ import base64
 import re
 from collections.abc import Callable, Iterator
 
-from steps.core.readable import Seen, Words, long_words, value_of
+from addons.masking.readable import Seen, Words, long_words, value_of
 
 LEAST = 16  # characters of a word that may be a key
 IN_KEY = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=.-")

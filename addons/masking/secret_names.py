@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MASK = "[masked]"
+from steps.core.masking import MASK
+
 # Names under which any value is a secret, and names under which it is one only if it looks random.
 SURE = (
     r"pass[_ -]?(?:word|wd|phrase)|pwd|auth[_ -]?string"

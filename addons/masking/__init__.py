@@ -1,0 +1,1 @@
+"""Finds secrets by their form, and by what names them."""
