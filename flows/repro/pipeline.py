@@ -56,15 +56,15 @@ class Pipeline:
     ) -> None:
         """`beside`: the variables of the worker that runs stages beside the usual one. `say` gets a sentence on why the
         first stage that runs does so again, where it had run before."""
-        from flows.repro.dvc_internals import LockFile, Texts
+        from flows.repro.dvc_internals import parts
 
         logging.getLogger("dvc").setLevel(logging.ERROR)
         self.root, self.beside = root, beside or {}
         self.repos: dict[bool, Repo] = {}  # DVC's lock on the repository belongs to such an object: one for each thread
-        self.lock_file, self.texts = LockFile(), Texts()
+        self.parts = parts(self._run_without_turn)  # of DVC, that are replaced while a stage runs
         self.turn = threading.Lock()
         self.own = threading.local()  # `variables`: of this thread's worker
-        self.patches, self.patch_users = contextlib.ExitStack(), 0  # parts of DVC are replaced while a stage runs
+        self.patches, self.patch_users = contextlib.ExitStack(), 0
         self.is_ended = False
         self.say, self.listed = say, frozenset[object]()  # `written` as of when the lists of code were made
         self.unchanged = frozenset[str]()  # by what `look` saw, until a stage may run
@@ -119,7 +119,7 @@ class Pipeline:
         from flows.repro.dvc_internals import forget_listings, replaced
 
         if not self.patch_users:
-            self.patches.enter_context(replaced(self.lock_file, self.texts, self._run_without_turn))
+            self.patches.enter_context(replaced(self.parts))
         self.patch_users += 1
         try:
             yield

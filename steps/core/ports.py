@@ -78,6 +78,7 @@ The ports, and what their objects are:
     end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
                 story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
+    dvc         parts() -> those of DVC that are replaced while stages run, to make it quicker (flows/repro/dvc_internals.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)
 
 Reading addon.toml imports nothing, so an add-on costs a run that does not name it nothing but the look at its file.
@@ -96,7 +97,7 @@ PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
     weights family turns template vision sharing grammar probe processes launcher ahead alone page tracker machine warning
     watch preflight material scenarios start source opponent drawing generated teaching index trial way masker reader end
-    next doctor""".split()
+    next dvc doctor""".split()
 )
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {

@@ -17,7 +17,7 @@ from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
 ADDONS = """accelerate advantages drawing families gguf judges kernels lineage masking models overlap pictures planning
-    production readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
+    production quicker readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
     "rollout": {"scenarios": 4, "attempts": 4, "temperature": 1.0, "max_tokens": 64},

@@ -45,8 +45,8 @@ LEVELS = {
     "addons": {
         "masking": 0,
         **dict.fromkeys(
-            """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning readiness
-            report selfplay sharing starts templates terms trackers tripwires""".split(),
+            """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning quicker
+            readiness report selfplay sharing starts templates terms trackers tripwires""".split(),
             1,
         ),
         **dict.fromkeys(("fleet", "judges", "production"), 2),

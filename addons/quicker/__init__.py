@@ -1,0 +1,1 @@
+"""DVC's work for each stage, done once."""
