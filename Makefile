@@ -148,7 +148,8 @@ environment: venv
 	@mkdir -p .flywheel/dvc && mkdir -p -m 700 .flywheel/dvc/repo
 	@touch "$(STAMP)"
 	@echo "environment: ready"
-	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
+	@if [ "$(GPU)" = 1 ]; then [ -e addons/gpu ] || { echo "A run on a GPU needs the add-on gpu, which addons/ does not have." >&2; exit 2; }; \
+		$(RUN) python -m addons.gpu.device; fi
 
 SYSTEM := $(HERE)requirements/system
 needed:

@@ -27,6 +27,7 @@ from steps.core.imports import uncollected
 from steps.core.params import Params
 from steps.core.ports import bring, every, names
 from steps.core.progress import say
+from steps.core.section import at
 from steps.core.terminal import command_parser
 from steps.project import kept_runs, store
 from steps.project.lock import read_lock
@@ -39,7 +40,7 @@ def start_worker(params: Params) -> None:
 
     Where rollouts run ahead, its variables are not known yet, and with policy.deterministic a stage has to import vLLM."""
     store.set_variables()
-    is_plain = params.policy.kind == "vllm" and not params.policy.deterministic and not params.train.overlap
+    is_plain = params.policy.kind == "vllm" and not at(params, "policy.deterministic") and not params.train.overlap
     if is_warm() and is_plain:
         handover.start_ahead("steps.sampling.packages")
 

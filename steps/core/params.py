@@ -63,11 +63,6 @@ class Params(Section):
             )
         self._check_shards()
         self._check_start()
-        if self.policy.rollout_quantization and self.update.vllm_importance_sampling_correction is False:
-            raise ValueError(
-                "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
-                f"{self.policy.rollout_quantization}, which samples from rounded weights; take one of the two out"
-            )
         if self.train.overlap and self.update.vllm_importance_sampling_correction is False:
             raise ValueError(
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.train.overlap}, "

@@ -29,6 +29,9 @@ The ports, and what their objects are:
     family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
     turns       a Reader of other forms, and of reasoning (steps/policy/formats.py)
     template    a chat template's text, by its name in policy.chat_template (steps/policy/loading.py)
+    gpu         modules of what only a GPU needs, by these names: device (check_build, check_gpus, check_engine, of_engine,
+                of_server, four_bits, use_invariant_batches, prepare_fixed, fixed), memory (Base, with_micro_batches) and
+                flex (runs_on, Trie, attend, kept_contexts)
     vision      load(policy) -> a Vision, by the model_type of a base model that sees (steps/core/pictures.py)
     sharing     a module by which trainer and engine have the same tensors: keep_plain(), of_engine(policy, llm),
                 of_trainer(policy, base) (steps/sampling/engine.py, steps/training/trained.py)
@@ -89,7 +92,7 @@ from steps.core.errors import UserError
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages term forwards kernels weights family turns
-    template vision sharing grammar probe processes launcher alone page tracker machine warning preflight material
+    template vision sharing grammar probe processes launcher alone gpu page tracker machine warning preflight material
     scenarios start source opponent drawing generated teaching index trial way reader end next doctor""".split()
 )
 FOLDER = Path(__file__).absolute().parent.parent.parent / "addons"
@@ -100,12 +103,16 @@ SECTIONS = {
     "evaluate.judge": "judges",
     "evaluate.references": "models",
     "policy.cluster": "fleet",
+    "policy.deterministic": "gpu",
     "policy.endpoint": "models",
     "policy.engines": "fleet",
+    "policy.quantization": "gpu",
+    "policy.rollout_quantization": "gpu",
     "policy.servers": "fleet",
     "policy.share_weights": "sharing",
     "policy.start_from": "starts",
     "policy.start_optimizer": "starts",
+    "policy.tensor_parallel": "gpu",
     "rollout.curriculum": "drawing",
     "rollout.opponent": "selfplay",
     "rollout.resample": "drawing",

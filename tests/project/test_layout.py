@@ -43,6 +43,7 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
+        "gpu": 0,
         **dict.fromkeys(
             """accelerate agents drawing families gguf gigpo kernels lineage models pictures planning readiness report
             selfplay sharing starts templates terms trackers tripwires""".split(),
