@@ -147,8 +147,7 @@ class Trained:
         """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open: by
         the memory of a GPU. On a CPU micro-batches have a constant size, because bytes depend on it."""
         if self.place[1].type == "cuda":
-            by_memory: Update = bring("gpu", "memory", GPU).with_micro_batches(self, examples, settings)
-            return by_memory
+            return bring("gpu", "memory", GPU).with_micro_batches(self, examples, settings)
         tokens, checkpointing = settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing)
         return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
