@@ -122,6 +122,8 @@ dev:
 venv:
 	@[ "$$(uname -s)-$$(uname -m)" = Linux-x86_64 ] || { \
 		echo "The lock files are for Linux on x86-64, and this is $$(uname -s) on $$(uname -m): docs/install.md says what works elsewhere (WSL2 on Windows, a container on a Mac)." >&2; exit 1; }
+	@[ "$(GPU)" != 1 ] || [ -e "$(HERE)addons/gpu" ] || { \
+		echo "An environment for GPUs needs the add-on gpu, which addons/ does not have: 'make install GPU=0' makes one for CPUs." >&2; exit 1; }
 	@[ ! -L .venv ] || { \
 		echo ".venv is a symbolic link to $$(readlink .venv), whose packages this would replace: remove the link (rm .venv) and 'make install' makes an environment here." >&2; exit 1; }
 	@usable() { .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
@@ -148,7 +150,7 @@ environment: venv
 	@mkdir -p .flywheel/dvc && mkdir -p -m 700 .flywheel/dvc/repo
 	@touch "$(STAMP)"
 	@echo "environment: ready"
-	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m steps.policy.cuda; fi
+	@if [ "$(GPU)" = 1 ]; then $(RUN) python -m addons.gpu.device; fi
 
 SYSTEM := $(HERE)requirements/system
 needed:

@@ -187,7 +187,7 @@ def run_ours(folder: str, steps: int, count: int) -> dict[str, Any]:
     """Optimiser steps of the update stage's trainer, each on all rows; the adapter after `steps` of them in ours/."""
     from steps.policy.machine import cores, prepare_training
     from steps.training import batches, grpo
-    from steps.training.memory import TOKENS
+    from steps.training.batches import TOKENS
 
     prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())

@@ -72,7 +72,8 @@ def differences(tokens: int) -> dict[str, float]:
     from torch.nn.attention import flex_attention as kernel
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from steps.training import flex, packing
+    from addons.gpu import flex
+    from steps.training import packing
     from steps.training.grpo import Trainer
 
     rows = trie_rows(tokens)
@@ -97,7 +98,7 @@ def differences(tokens: int) -> dict[str, float]:
             if has_gradient:
                 (logps * factor).sum().backward()
             expected.append(logps.detach())
-    with patch.object(flex, "runs_on", lambda _: True):
+    with patch.object(packing, "flex_on", lambda _: flex):
         packed = packing.pack(rows, torch.float32)
     compiled = torch.compile(kernel.flex_attention, dynamic=True)
     with patch.object(flex, "_compiled", lambda _: compiled), torch.no_grad():
@@ -128,12 +129,13 @@ def kept(config: Any, rows: list[Row], with_flex: bool = True, checkpointing: bo
     from torch.utils._pytree import tree_leaves
     from transformers import AutoModelForCausalLM
 
+    from addons.gpu import flex
     from addons.kernels import fused
-    from steps.training import flex, packing
+    from steps.training import packing
     from steps.training.model import wrap
 
     saved = Kept()
-    with patch.object(flex, "runs_on", lambda _: with_flex):
+    with patch.object(packing, "flex_on", lambda _: flex if with_flex else None):
         packed = packing.pack(rows, torch.float32)
     with torch.device("meta"):
         model = wrap(AutoModelForCausalLM.from_config(config, dtype=torch.float32), Policy(lora=Lora(rank=RANK)))

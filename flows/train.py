@@ -40,7 +40,8 @@ def start_worker(params: Params) -> None:
 
     Where rollouts run ahead, its variables are not known yet, and with policy.deterministic a stage has to import vLLM."""
     store.set_variables()
-    is_plain = params.policy.kind == "vllm" and not params.policy.deterministic and not at(params, "train.overlap")
+    chosen = at(params, "policy.deterministic"), at(params, "train.overlap")
+    is_plain = params.policy.kind == "vllm" and not any(chosen)
     if is_warm() and is_plain:
         handover.start_ahead("steps.sampling.packages")
 

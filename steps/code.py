@@ -96,6 +96,8 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "probe": [params.policy.kind],
         "term": asking(params.update),
         "advantages": [at(params, "update.advantages") or "grpo"],
+        "parts": [at(params, "update.multi_objective_aggregation") or ""],
+        "punishment": [params.update.truncated_completions],
         "agents": ["gateway"] * is_agent,
         "judge": asked(params.score),
         "comparison": ["pairs"] * is_compared,

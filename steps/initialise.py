@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from steps.core.progress import say
+from steps.core.section import at
 from steps.runner.stage import Output, main
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def initialise(
     from steps.policy.machine import prepare_training
     from steps.training import grpo
 
-    prepare_training(params.policy.threads, params.policy.deterministic)
+    prepare_training(params.policy.threads, at(params, "policy.deterministic"))
     trainer = grpo.Trainer(params.policy, seed=params.seed)
     trainer.save_checkpoint(checkpoint, trainer.save_adapter(adapter))
     if successes is not None:

@@ -30,7 +30,7 @@ def start(
     from steps.training import grpo
     from steps.training.model import take_adapter
 
-    prepare_training(params.policy.threads, params.policy.deterministic)
+    prepare_training(params.policy.threads, at(params, "policy.deterministic"))
     if at(params, "policy.start_optimizer"):
         trainer = grpo.Trainer(params.policy, checkpoint=policy)
         if trainer.adapter_hash != adapter_hash(policy):

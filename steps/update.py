@@ -54,7 +54,7 @@ def update(
         launch(params, **read, **written, scenarios=scenarios)
         return
     batch, judged = read_batch(trajectories, rewards)
-    prepare_training(params.policy.threads, params.policy.deterministic)
+    prepare_training(params.policy.threads, at(params, "policy.deterministic"))
     trainer = grpo.Trainer(params.policy, checkpoint=previous, is_sharded=bool(at(params, "update.shard")))
     if params.update.reference != "start":
         trainer.start = None  # which later iterations will not read

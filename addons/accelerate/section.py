@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from steps.core.section import MoreFields
+from steps.core.section import MoreFields, at
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -32,8 +32,8 @@ class Divided(MoreFields):
             )
         if self.shard and self.processes == 1:
             raise ValueError("update.shard would have no effect: it is read with update.processes above 1; take it out")
-        if self.shard and params.policy.quantization:
+        if self.shard and (quantization := at(params, "policy.quantization")):
             raise ValueError(
-                f"update.shard does not work with policy.quantization: {params.policy.quantization}, whose weights are not "
+                f"update.shard does not work with policy.quantization: {quantization}, whose weights are not "
                 "divided; take one of the two out"
             )

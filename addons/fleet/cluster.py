@@ -30,6 +30,7 @@ from addons.fleet.section import Elsewhere
 from addons.fleet.shards import Lost, Played, Ready, dispatch
 from steps.core.errors import UserError
 from steps.core.progress import progress, say
+from steps.core.section import at
 from steps.policy.loading import local
 from steps.policy.machine import before_training
 
@@ -63,7 +64,7 @@ class Fleet:
         self.policy, self.ray = policy, raycluster.connect(Elsewhere.of(policy).cluster, modules)
         on_gpu = raycluster.largest("GPU") > 0
         setting = "policy.tensor_parallel" if on_gpu else "policy.threads"
-        size = policy.tensor_parallel if on_gpu else policy.threads
+        size = (at(policy, "tensor_parallel") or 1) if on_gpu else policy.threads
         self.needs: dict[str, float] = {"GPU": size, "CPU": 1} if on_gpu else {"CPU": size}
         raycluster.check_fit(self.needs, f"{setting}: {size}")
         self.facts = None if on_gpu else facts()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steps.core.errors import UserError
 from steps.core.params_update import Update
 from steps.core.records import Row
+from steps.core.section import at
 from steps.policy.loading import load_tokenizer
 from steps.policy.machine import deterministic
 from steps.training import packing
@@ -61,7 +62,7 @@ def of_trainer(folder: Path, model: Any, policy: Policy, layers: int, dtype: Any
 
     ids = token_ids(load_tokenizer(policy))
     row = Row([*ids, ids[0]], [0] + [1] * len(ids), [0.0] * (len(ids) + 1))  # each place has a token after it
-    with torch.no_grad(), deterministic(policy.deterministic):
+    with torch.no_grad(), deterministic(at(policy, "deterministic")):
         packed = packing.pack([row], dtype, device)
         causal = model.get_base_model()
         hidden = causal.get_decoder()(

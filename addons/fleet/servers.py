@@ -29,6 +29,7 @@ from addons.fleet.replica import AT_ONCE, PREFIX, Away, Refused, Replica
 from addons.fleet.section import Elsewhere
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.section import at
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer
 
@@ -160,7 +161,7 @@ class Fleet:
     async def _check_draws(self, replica: Replica, version: Version, ids: Sequence[int]) -> None:
         if await replica.check_draws(version.name, ids) or self.is_uneven:
             return
-        if self.policy.deterministic:
+        if at(self.policy, "deterministic"):
             raise UserError(
                 f"policy.deterministic: a reply of the server at {replica.url} depends on what else it computes; start it "
                 "with VLLM_BATCH_INVARIANT=1 on a GPU, and by `make vllm-server` without"

@@ -25,11 +25,13 @@ from flows.terminal.command import stop_once
 from steps.core import dotenv, params
 from steps.core.keys import key
 from steps.core.params import Policy
+from steps.core.ports import bring
 from steps.core.progress import say
+from steps.core.section import at
 from steps.core.terminal import served
 from steps.kit import vllm_guard as guard
 from steps.policy.loading import local
-from steps.policy.machine import own_cores, preloaded
+from steps.policy.machine import GPU, own_cores, preloaded
 from steps.policy.served import HOST, LIMITED_SERVER, PORT, RANKS, SERVER, checked_host, of_every_server
 
 KEY = Path(".flywheel/vllm-server.key")
@@ -53,8 +55,7 @@ def options(policy: Policy, on_gpu: bool) -> list[str]:
     words += ["--enable-scale-out"]  # /inference/v1/generate
     words += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     words += ["--gpu-memory-utilization", str(policy.gpu_memory)]
-    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
-    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
+    words += bring("gpu", "device", GPU).of_server(policy) if at(policy, "needs_gpus") else []
     return words if on_gpu else [*words, "--enforce-eager", "--worker-cls", WORKER]
 
 
@@ -62,7 +63,7 @@ def variables(policy: Policy, on_gpu: bool) -> dict[str, str]:
     """The variables of vLLM's process but the key."""
     ours = of_every_server()
     if on_gpu:
-        return ours | ({"VLLM_BATCH_INVARIANT": "1"} if policy.deterministic else {})
+        return ours | ({"VLLM_BATCH_INVARIANT": "1"} if at(policy, "deterministic") else {})
     cores = ",".join(map(str, own_cores(policy.threads)))
     return ours | {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_USE_V2_MODEL_RUNNER": "0", "TORCHDYNAMO_DISABLE": "1"}
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steps.training import flex
-
 LOGITS = 2**28  # numbers per block: of 152,000 words 1,766 tokens, for which the output layer's weights are read once
 
 
@@ -29,6 +27,8 @@ def is_used(x: Tensor) -> bool:
 
 @functools.cache
 def _compiles(device: torch.device) -> bool:
+    from addons.gpu import flex
+
     return flex.runs_on(device)
 
 

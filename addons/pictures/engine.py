@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
 from steps.core.pictures import Shown
+from steps.core.section import at
 
 if TYPE_CHECKING:
     from addons.pictures.vision import Vision
@@ -29,12 +30,12 @@ MOST = 64  # pictures of a prompt, as vLLM plans for them
 
 def arguments(policy: Policy, vision: Vision) -> dict[str, Any]:
     """vLLM's arguments for a model that sees. Prepares this process for it."""
-    if policy.tensor_parallel > 1:  # its processes would import torchvision
+    if (at(policy, "tensor_parallel") or 1) > 1:  # its processes would import torchvision
         raise UserError(
             f"policy.tensor_parallel: {policy.base_model} sees pictures, and such models are sampled on one GPU; set it to 1"
         )
-    if policy.engine_quantization:
-        name = "quantization" if policy.quantization else "rollout_quantization"
+    if at(policy, "engine_quantization"):
+        name = "quantization" if at(policy, "quantization") else "rollout_quantization"
         raise UserError(
             f"policy.{name}: {policy.base_model} sees pictures, and such models are sampled in their own format; take it out"
         )

@@ -1,7 +1,7 @@
 """Memory by part, in bytes: what the engine and the trainer hold, by formulas that mirror their code.
 
 On a CPU the warm worker holds both, and keeps what it has freed (steps/policy/machine.py), so that the parts add up. On a
-card each leaves it to the other: what counts is the larger of the two phases, and steps/training/memory.py says what a token
+card each leaves it to the other: what counts is the larger of the two phases, and addons/gpu/memory.py says what a token
 needs and how many are computed together. Constants that no formula gives
 were fitted to runs of random models on one machine (benchmarks/plan.py, `FITTED`), and are marked so.
 """
@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addons.planning.cards import GIB, Machine
 from addons.planning.shapes import Shape
 from addons.planning.workload import Batch
+from steps.core.ports import need
 from steps.core.progress import report_to
 from steps.core.section import at
 from steps.policy.served import RANKS
-from steps.training import memory as training
+from steps.training.batches import TOKENS
 
 if TYPE_CHECKING:
+    from addons.gpu.memory import Costs
     from steps.core.params import Params
 
 MB = 2**20
@@ -64,8 +66,16 @@ def adapter(shape: Shape, params: Params) -> float:
     return shape.lora(params.policy.lora.rank) * 4 * 4
 
 
-def costs(shape: Shape, params: Params) -> training.Costs:
-    """What one token of an update needs on a card (steps/training/memory.py)."""
+def training() -> Any:
+    """The module that says what an update needs on a card. UserError where its add-on is not there."""
+    need("gpu", "a plan for a GPU")
+    from addons.gpu import memory
+
+    return memory
+
+
+def costs(shape: Shape, params: Params) -> Costs:
+    """What one token of an update needs on a card."""
     config = SimpleNamespace(
         model_type=shape.kind,
         hidden_size=shape.width,
@@ -76,24 +86,23 @@ def costs(shape: Shape, params: Params) -> training.Costs:
         intermediate_size=shape.inner,
     )
     config.get_text_config = lambda: config
-    return training.costs(config, params.policy.lora.rank, size(params))
+    return training().costs(config, params.policy.lora.rank, size(params))
 
 
 def settled(shape: Shape, params: Params, machine: Machine, longest: float) -> Params:
     """The parameters with the micro-batches that the trainer chooses where they are left open, for episodes of `longest`
     tokens."""
     update = params.update
-    chosen = training.MicroBatches(
-        update.tokens_per_micro_batch or training.TOKENS, bool(update.gradient_checkpointing)
-    )
-    if machine.is_card and params.policy.deterministic:
-        chosen = chosen._replace(checkpointing=update.gradient_checkpointing is not False)
+    tokens, checkpointing = update.tokens_per_micro_batch or TOKENS, bool(update.gradient_checkpointing)
+    if machine.is_card and at(params, "policy.deterministic"):
+        checkpointing = update.gradient_checkpointing is not False
     elif machine.is_card:
         free = machine.memory - 2 * CARD_CONTEXT - weights(shape, params) - adapter(shape, params)
+        free -= training().LOGITS * LOGITS_ON_CARD
         report_to(lambda _: None)  # what does not fit is said by the plan
-        chosen = training.choose(update, costs(shape, params), round(longest), free - training.LOGITS * LOGITS_ON_CARD)
+        tokens, checkpointing, _ = training().choose(update, costs(shape, params), round(longest), free)
         report_to(None)
-    settings = {"tokens_per_micro_batch": chosen.tokens, "gradient_checkpointing": chosen.checkpointing}
+    settings = {"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing}
     return params.model_copy(update={"update": update.model_copy(update=settings)})
 
 
@@ -202,7 +211,7 @@ def on_card(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Mem
         "weights of the trainer": own_weights(shape, params),
         "adapter, gradient, Adam": adapter(shape, params),
         "activations": batch.largest * (a_token + 2 * cost.layer),
-        "logits": training.LOGITS * min(float(LOGITS_ON_CARD), batch.largest_sampled * shape.vocabulary),
+        "logits": training().LOGITS * min(float(LOGITS_ON_CARD), batch.largest_sampled * shape.vocabulary),
     }
     held = parts["adapter, gradient, Adam"] + parts["CUDA, twice"]
     needed = held + weights(shape, params) + parts["activations"] + parts["logits"]

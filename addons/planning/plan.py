@@ -21,7 +21,7 @@ from flows.training.start import read_origin
 from steps.core.errors import UserError
 from steps.core.section import at
 from steps.policy import adapter
-from steps.training.memory import TOKENS
+from steps.training.batches import TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,9 +162,9 @@ def unplanned(params: Params) -> str:
     policy, launcher, processes = params.policy, at(params, "update.launcher"), at(params, "update.processes") or 1
     settings = {
         "policy.kind": policy.kind if policy.kind != "vllm" else None,
-        "policy.quantization": policy.quantization,
-        "policy.rollout_quantization": policy.rollout_quantization,
-        "policy.tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
+        "policy.quantization": at(policy, "quantization"),
+        "policy.rollout_quantization": at(policy, "rollout_quantization"),
+        "policy.tensor_parallel": cards if (cards := at(policy, "tensor_parallel") or 1) > 1 else None,
         "update.processes": processes if processes > 1 else None,
         "update.launcher": launcher if launcher == "ray" else None,
     }

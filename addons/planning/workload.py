@@ -22,7 +22,7 @@ from steps.core.parquet import read_columns
 from steps.core.records import ITERATION_STAGES
 from steps.policy.loading import USUAL, turn_limit
 from steps.project.lock import read_lock
-from steps.training.memory import TOKENS
+from steps.training.batches import TOKENS
 
 QUERIES = 256  # as in steps/training/packing.py; a test holds the two together
 KEYS = 8  # of a micro-batch, in multiples of tokens_per_micro_batch: as in steps/training/batches.py

@@ -23,9 +23,9 @@ class Shared(MoreFields):
         policy, processes, launcher = params.policy, at(params, "update.processes"), at(params, "update.launcher")
         others = {
             "kind": policy.kind if policy.kind != "vllm" else None,
-            "tensor_parallel": policy.tensor_parallel if policy.tensor_parallel > 1 else None,
-            "quantization": policy.quantization,
-            "rollout_quantization": policy.rollout_quantization,
+            "tensor_parallel": cards if (cards := at(policy, "tensor_parallel") or 1) > 1 else None,
+            "quantization": at(policy, "quantization"),
+            "rollout_quantization": at(policy, "rollout_quantization"),
         }
         for name, value in others.items():
             if self.share_weights and value:

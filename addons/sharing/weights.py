@@ -13,7 +13,7 @@ run on a GPU yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from steps.core.errors import UserError
@@ -26,15 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from steps.core.params import Policy
-
-
-class Base(Protocol):
-    """The trainer's model (steps/training/memory.py)."""
-
-    model: Any
-    frozen: list[Any]
-
-    def share(self, tensors: list[torch.Tensor]) -> None: ...
+    from steps.training.model import Base
 
 
 # vLLM's model and the trainer's, by policy. Global, because one process has one device, and the two do not know each other.

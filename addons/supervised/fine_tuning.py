@@ -22,9 +22,10 @@ from steps.core.errors import UserError
 from steps.core.params_update import Update
 from steps.core.progress import progress, say
 from steps.core.records import Row
+from steps.core.section import at
 from steps.policy.machine import deterministic
-from steps.training import memory, packing
-from steps.training.batches import Example, micro_batches
+from steps.training import packing
+from steps.training.batches import TOKENS, Example, micro_batches
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,7 @@ def fine_tune(
     base = trainer.model.get_base_model()
     own_forward = base.__dict__.get("forward")
     try:
-        with deterministic(trainer.policy.deterministic), tempfile.TemporaryDirectory(prefix="sft-") as folder:
+        with deterministic(at(trainer.policy, "deterministic")), tempfile.TemporaryDirectory(prefix="sft-") as folder:
             return _fit(trainer, rows, settings, tokenizer, seed, held_out, folder)
     finally:  # TRL replaces the model's forward, and another stage may use the same model
         if own_forward is None:
@@ -84,7 +85,7 @@ def _fit(
     epochs = settings.epochs or -(-STEPS * settings.batch // len(rows))  # 1, of many demonstrations
     order = list(passes(len(rows), epochs, seed))
     limits = trainer.with_micro_batches([Example([row], 1.0) for row in rows], Update())
-    budget = limits.tokens_per_micro_batch or memory.TOKENS
+    budget = limits.tokens_per_micro_batch or TOKENS
     trainer.set_checkpointing(bool(limits.gradient_checkpointing))
 
     class PackedTrainer(SFTTrainer):

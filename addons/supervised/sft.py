@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
 from steps.core.progress import say
+from steps.core.section import at
 from steps.core.stats import added
 from steps.runner.stage import Input, Output, main
 
@@ -77,7 +78,7 @@ def sft(
         say(f"{count} demonstrations have a field that nothing reads: {name}")
     if not rows:
         raise UserError(f"{demonstrations} holds no demonstration to learn from: {counts or 'it is empty'}")
-    prepare_training(policy.threads, policy.deterministic)
+    prepare_training(policy.threads, at(policy, "deterministic"))
     trainer = grpo.Trainer(policy, checkpoint=previous)
     learnt = [*rows, *varied]
     losses = fine_tune(trainer, learnt, settings, chat.tokenizer, params.seed, [*held_out, *alike])

@@ -151,14 +151,15 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
 
+    from addons.gpu import flex
     from addons.kernels import fused
     from steps.core.params import Lora, Policy
-    from steps.training import flex, packing
+    from steps.training import packing
     from steps.training.model import wrap
 
     tally, kept = Tally(), Kept()
     rows = Rows(1, 2, (tokens // 8,) * 2, (tokens * 7 // 16,) * 2).make(min(models.WORDS, shape.vocabulary))
-    with patch.object(flex, "runs_on", lambda _: True):
+    with patch.object(packing, "flex_on", lambda _: flex):
         real = packing.pack(_update.training_rows(rows), torch.bfloat16)
     config = models.config_of(shape)
     with torch.device("meta"):
@@ -180,7 +181,7 @@ def run(shape: Shape, tokens: int) -> tuple[Tally, int]:
                 for name, value in real._asdict().items()
                 if isinstance(value, torch.Tensor)
             },
-            trie=SimpleNamespace(),  # pyrefly: ignore[bad-argument-type]
+            trie=SimpleNamespace(),
         )
         stack.enter_context(dispatched(tally))
         with saved_tensors_hooks(kept.keep, lambda value: value):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from addons.gpu.section import Cards
 from steps.core.params import Policy
 
 CAPABILITY, MEMORY = (9, 0), 80 * 2**30  # of an H100
@@ -69,7 +70,7 @@ def configuration(policy: Policy) -> Any:
     """The VllmConfig of the engine that would sample from this policy."""
     from vllm import LLMEngine
 
-    from steps.policy.cuda import check_gpus
+    from addons.gpu.device import check_gpus
     from steps.sampling.engine import Engine
 
     def made(arguments: Any, usage_context: Any) -> Any:
@@ -100,7 +101,8 @@ def main() -> None:
             "sleeps": model.enable_sleep_mode,
             "eager": model.enforce_eager,
         }
-        expected = policy.engine_quantization, policy.context, policy.tensor_parallel, True, False
+        cards = Cards.of(policy)
+        expected = cards.engine_quantization, policy.context, cards.tensor_parallel, True, False
         assert tuple(row[key] for key in ("quantization", "context", "GPUs", "sleeps", "eager")) == expected, (
             name,
             row,

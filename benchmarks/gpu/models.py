@@ -127,7 +127,8 @@ def own_trainer(base: Any, dtype: Any, deterministic: bool = False) -> Any:
     from steps.training import grpo, trained
     from steps.training.model import wrap
 
-    policy = Policy(base_model="random weights", dtype=dtype, context=32_768, deterministic=deterministic)
+    settings = {"base_model": "random weights", "dtype": dtype, "context": 32_768, "deterministic": deterministic}
+    policy = Policy.model_validate(settings)
     with patch.object(trained, "load_model", lambda *_, **__: wrap(base, policy)):
         return grpo.Trainer(policy, seed=1)
 
@@ -161,9 +162,10 @@ def attentions() -> dict[str, Callable[[], contextlib.AbstractContextManager[Any
     On a CPU torch refuses FlexAttention's gradients. That refusal is taken away, so that torch's unfused function computes
     them with the mask that a GPU gets: the toy form runs the code around the kernel, and not the kernel.
     """
-    from steps.training import flex
+    from addons.gpu import flex
+    from steps.training import packing
 
-    ways: dict[str, Callable[[], Any]] = {"gathers": lambda: patch.object(flex, "runs_on", lambda _: False)}
+    ways: dict[str, Callable[[], Any]] = {"gathers": lambda: patch.object(packing, "flex_on", lambda _: None)}
     if device().type == "cpu" or flex.runs_on(device()):
         ways["flex"] = with_flex
     return ways
@@ -173,10 +175,11 @@ def attentions() -> dict[str, Callable[[], contextlib.AbstractContextManager[Any
 def with_flex() -> Iterator[None]:
     from torch.nn.attention import flex_attention
 
-    from steps.training import flex
+    from addons.gpu import flex
+    from steps.training import packing
 
     with contextlib.ExitStack() as patches:
-        patches.enter_context(patch.object(flex, "runs_on", lambda _: True))
+        patches.enter_context(patch.object(packing, "flex_on", lambda _: flex))
         if device().type == "cpu":
             patches.enter_context(patch.object(flex_attention, "_validate_device", lambda *_: None))
         yield
@@ -186,7 +189,7 @@ def ours(
     trainer: Any, rows: list[dict[str, Any]], update: Update, steps: int, timed: int, folder: Path | None = None
 ) -> Measured:
     """Optimiser steps of our trainer: `steps`, after which folder/ours has the adapter, and `timed` more."""
-    from steps.training.memory import TOKENS
+    from steps.training.batches import TOKENS
 
     seconds = []
     with Peak() as peak:
@@ -223,9 +226,12 @@ def watched(trainer: Any) -> list[dict[str, float]]:
 
 def operations(trainer: Any, rows: list[dict[str, Any]], budget: int) -> float:
     """Floating-point operations of a step in micro-batches of `budget` tokens; of 1: where rows share nothing."""
-    from steps.training import flex
+    from addons.gpu import flex
+    from steps.training import packing
 
-    with patch.object(flex, "runs_on", lambda _: True):  # packs without the masks of gathers, which take long to make
+    with patch.object(
+        packing, "flex_on", lambda _: flex
+    ):  # packs without the masks of gathers, which take long to make
         return _update.operations(trainer, _update.training_rows(rows), budget)
 
 

@@ -185,8 +185,8 @@ def held() -> int | None:
 def memory(size: Size) -> Iterator[Row]:
     """GB of an update by phase, in the micro-batches that it chooses for the free memory; bytes that a token keeps for the
     backward pass beside those that this choice counts on."""
+    from addons.gpu.memory import costs
     from steps.training import batches, grpo, packing
-    from steps.training.memory import costs
 
     for name, (shape, kind, _) in kinds_of(size).items():
         phases, rows = Phases(), kind.make(models.WORDS)

@@ -238,7 +238,7 @@ def recipe(size: Size) -> Iterator[Row]:
 
 def host(size: Size) -> Iterator[Row]:
     """The trainer's 7B to host memory and back, as between an update and the next rollout."""
-    from steps.training.memory import Base
+    from addons.gpu.memory import Base
 
     base = Base(models.own_trainer(models.make_base(size.large, size.dtype), size.dtype).model)
     held = sum(value.numel() * value.element_size() for value in base.frozen) / 1e9

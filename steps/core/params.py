@@ -63,11 +63,6 @@ class Params(Section):
             )
         self._check_shards()
         self._check_start()
-        if self.policy.rollout_quantization and self.update.vllm_importance_sampling_correction is False:
-            raise ValueError(
-                "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
-                f"{self.policy.rollout_quantization}, which samples from rounded weights; take one of the two out"
-            )
         for port, setting in ELSEWHERE.items():
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
                 raise ValueError(ports.lacking(port, name, setting))

@@ -51,26 +51,11 @@ class Policy(Section):
     threads: int = Field(2, ge=1, le=1024)
     """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
     gives other bytes. Give a machine with more cores more of them."""
-    deterministic: bool = False
-    """Same inputs, same bytes on a GPU, too, at a price in speed: kernels whose sums have a fixed order. CPUs always compute
-    so."""
     gpu_memory: float = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory that the engine takes; the rest is for training."""
-    tensor_parallel: int = Field(1, ge=1, le=64)
-    """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
-    On a CPU 1 alone."""
-    quantization: Literal["bnb-4bit"] | None = None
-    """bnb-4bit: trainer and engine hold the base model's linear layers in 4 bits (NF4 with double quantisation, as QLoRA:
-    Dettmers et al. 2023, arXiv:2305.14314) and compute in `dtype`. On a GPU alone."""
-    rollout_quantization: Literal["fp8"] | None = None
-    """fp8: the engine samples with the base model's linear layers and their inputs in 8 bits (vLLM scales them as it loads
-    and as it computes); the trainer keeps `dtype`. What the two differ by is corrected, and limited by
-    update.max_sampler_kl. On a GPU from compute capability 8.9 on, with dtype: bfloat16."""
 
     @model_validator(mode="after")
     def check(self) -> Policy:
-        if self.rollout_quantization and (reason := self._why_not_in_8_bits()):
-            raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")
         if self.is_gguf and not re.fullmatch(r"[0-9a-f]{64}", self.revision or ""):
             raise ValueError(
                 f"policy.revision must be the SHA-256 of the GGUF file {self.base_model} (sha256sum prints it), so that "
@@ -82,22 +67,10 @@ class Policy(Section):
             )
         return self
 
-    def _why_not_in_8_bits(self) -> str | None:
-        if not self.has_adapter:
-            return f"would have no effect with policy.kind: {self.kind}"
-        if self.quantization:
-            return f"does not go with policy.quantization: {self.quantization}"
-        return None if self.dtype == "bfloat16" else f"needs policy.dtype: bfloat16, and it is {self.dtype}"
-
     @property
     def has_adapter(self) -> bool:
         """Whether it is the base model with an adapter, which can learn, wherever its engines are."""
         return self.kind in ("vllm", "ray", "server")
-
-    @property
-    def engine_quantization(self) -> str | None:
-        """How vLLM holds the base model's linear layers, by its own name for it."""
-        return "bitsandbytes" if self.quantization else {None: None, "fp8": "fp8_per_tensor"}[self.rollout_quantization]
 
     @property
     def is_gguf(self) -> bool:

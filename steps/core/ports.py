@@ -31,6 +31,9 @@ The ports, and what their objects are:
     family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
     turns       a Reader of other forms, and of reasoning (steps/policy/formats.py)
     template    a chat template's text, by its name in policy.chat_template (steps/policy/loading.py)
+    gpu         modules of what only a GPU needs, by these names: device (check_build, check_gpus, check_engine, of_engine,
+                of_server, four_bits, use_invariant_batches, prepare_fixed, fixed), memory (Base, with_micro_batches) and
+                flex (runs_on, Trie, attend, kept_contexts)
     vision      load(policy) -> a Vision, by the model_type of a base model that sees (steps/core/pictures.py)
     sharing     a module by which trainer and engine have the same tensors: keep_plain(), of_engine(policy, llm),
                 of_trainer(policy, base) (steps/sampling/engine.py, steps/training/trained.py)
@@ -95,9 +98,9 @@ from steps.core.manifests import AddOn
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
-    weights family turns template vision sharing grammar probe processes launcher ahead alone page tracker machine warning
-    watch preflight material scenarios start source opponent drawing generated teaching index trial way masker reader end
-    next dvc doctor""".split()
+    weights family turns template vision sharing grammar probe processes launcher ahead alone gpu page tracker machine
+    warning watch preflight material scenarios start source opponent drawing generated teaching index trial way masker reader
+    end next dvc doctor""".split()
 )
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {
@@ -109,6 +112,7 @@ SECTIONS = {
         "agents": "agents",
         "drawing": "rollout.curriculum rollout.resample",
         "fleet": "policy.cluster policy.engines policy.servers",
+        "gpu": "policy.deterministic policy.quantization policy.rollout_quantization policy.tensor_parallel",
         "judges": "evaluate.judge score.criteria score.judges.criteria score.judges.ruler score.ruler",
         "models": "evaluate.references policy.endpoint",
         "overlap": "train.overlap",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from steps.core.errors import UserError
 from steps.core.imports import import_lean
 from steps.core.ports import bring, names
+from steps.core.section import at
 from steps.policy import template_limits
 from steps.policy.chat import Chat, rendered_turn
-from steps.policy.cuda import check_build, check_gpus
 from steps.policy.formats import reasoning_parser
+from steps.policy.machine import GPU, is_for_gpus
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -70,7 +71,8 @@ def local(policy: Policy) -> Policy:
 def load_tokenizer(policy: Policy) -> Any:
     """The policy's tokenizer, with `policy.chat_template` if that is set. UserError where the base model cannot be loaded or
     has no chat template."""
-    check_gpus(policy)
+    if at(policy, "needs_gpus"):
+        bring("gpu", "device", GPU).check_gpus(policy)
     import_lean("transformers.models.auto.tokenization_auto")
     from transformers import AutoTokenizer
 
@@ -186,38 +188,26 @@ def load_model(policy: Policy, device: str | None = None) -> Any:
     """The policy's base model for training, without an adapter, on `device` or on the GPU where there is one.
 
     Its weights are read straight into the GPU's memory."""
-    check_build()
-    check_gpus(policy)
+    if is_for_gpus() or at(policy, "needs_gpus"):
+        gpu = bring("gpu", "device", GPU)
+        gpu.check_build()
+        gpu.check_gpus(policy)
     import_lean("torch", "transformers.models.auto.modeling_auto")
     import torch
     import transformers
 
     dtype, more = getattr(torch, policy.dtype), dict[str, Any](NO_CODE, use_safetensors=True)
-    if policy.quantization:
-        more["quantization_config"] = four_bits(dtype)
+    if is_quantized := at(policy, "quantization") is not None:
+        more["quantization_config"] = bring("gpu", "device", GPU).four_bits(dtype)
     place = device or (torch.cuda.current_device() if torch.cuda.is_available() else "cpu")
-    if policy.quantization or place != "cpu":
+    if is_quantized or place != "cpu":
         more["device_map"] = {"": place}
     base = local(policy)
     with explained(policy):
-        if (vision := vision_of(base)) and policy.quantization:
+        if (vision := vision_of(base)) and is_quantized:
             raise ValueError("a model that sees is not read in 4 bits; take policy.quantization out")
         kind = getattr(transformers, vision.architecture if vision else "AutoModelForCausalLM")
         return kind.from_pretrained(base.base_model, revision=base.revision, dtype=dtype, **more)
-
-
-def four_bits(dtype: Any) -> Any:
-    """transformers' setting for a base model in 4 bits: that of vLLM's plugin, so that both have the same weights.
-
-    The embedding, the head and the norms keep their type, without PEFT's cast of them to float32."""
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
 
 
 def adapted_layers(config: Any) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""This machine: its cores and GPUs, how malloc keeps memory, fixed orders of sums, and who leaves the GPU to whom."""
+"""This machine: its cores and GPUs, how malloc keeps memory, and who leaves the GPU to whom."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steps.core.errors import FreshProcessNeeded, UserError
+from steps.core.ports import bring, need
 from steps.core.section import at
 
 if TYPE_CHECKING:
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
 _making_room: list[Callable[[], None]] = []
 _leaving: list[Callable[[], None]] = []  # called before sampling, the other way round
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS adds in a fixed order with the workspaces that this variable names
+GPU = "a run on a GPU"  # which asks the port `gpu` for what it needs beside the core
 KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # how many compiled kernels oneDNN keeps
 _thread_counts: list[int] = []  # numbers of threads that torch was told here, the last one last
-_workspaces: list[str] = []  # which it names; global, because a warm process forgets its variables from stage to stage
 
 
 def cores() -> list[int]:
@@ -49,7 +49,18 @@ def gpu_shares(params: Params) -> tuple[int, int]:
     """GPUs of this machine for all stages but rollouts that run ahead (train.overlap), and for those. An update on a Ray
     cluster takes the cluster's."""
     updating = 1 if at(params, "update.launcher") == "ray" else at(params, "update.processes") or 1
-    return max(params.policy.tensor_parallel, updating), params.policy.tensor_parallel
+    sampling = at(params, "policy.tensor_parallel") or 1
+    return max(sampling, updating), sampling
+
+
+def is_for_gpus() -> bool:
+    """Whether this process sees a GPU, or its environment was made for GPUs. UserError where what they need is not there."""
+    import torch
+
+    if not torch.cuda.is_available() and not (Path(sys.prefix) / ".gpu").exists():
+        return False
+    need("gpu", GPU)
+    return True
 
 
 def own_cores(threads: int) -> list[int]:
@@ -156,7 +167,8 @@ def prepare_training(threads: int, is_deterministic: bool = False) -> None:
     """Prepare this process for training: its threads, memory that is kept, and room on the device."""
     import torch
 
-    prepare_deterministic(is_deterministic)
+    if is_deterministic and torch.cuda.is_available():
+        bring("gpu", "device", GPU).prepare_fixed()
     use_threads(threads)
     if not torch.cuda.is_available():  # on a GPU malloc has none of the tensors, and would keep what loading left
         keep_few_kernels()
@@ -183,35 +195,9 @@ def prepare_sampling() -> None:
         leave()
 
 
-def prepare_deterministic(on: bool) -> None:
-    """Set cuBLAS's variable before this process uses a GPU. FreshProcessNeeded where it does so already: it is read once."""
+def deterministic(on: bool) -> contextlib.AbstractContextManager[None]:
+    """Within it, a GPU computes with kernels whose sums have a fixed order. On a CPU the same inputs give the same bytes
+    anyway."""
     import torch
 
-    if not on or not torch.cuda.is_available():
-        return
-    if not _workspaces:
-        if CUBLAS not in os.environ and torch.cuda.is_initialized():
-            raise FreshProcessNeeded(f"policy.deterministic: this process uses the GPU already, without {CUBLAS}")
-        _workspaces.append(os.environ.get(CUBLAS, ":16:8"))  # as vLLM has it for batch invariance
-    os.environ[CUBLAS] = _workspaces[0]
-
-
-@contextlib.contextmanager
-def deterministic(on: bool) -> Iterator[None]:
-    """Within it, torch computes on a GPU with kernels whose sums have a fixed order, and refuses operations that have none.
-
-    On a CPU the same inputs give the same bytes anyway. Call `prepare_deterministic` before the GPU is used.
-    """
-    import torch
-
-    if not on or not torch.cuda.is_available():
-        yield
-        return
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it did not write
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+    return bring("gpu", "device", GPU).fixed() if on and torch.cuda.is_available() else contextlib.nullcontext()

@@ -11,7 +11,10 @@ import os
 from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
+from steps.core.section import at
 from steps.policy.loading import local
+from steps.policy.machine import GPU
 
 if TYPE_CHECKING:
     from steps.core.params import Policy
@@ -37,8 +40,7 @@ def model_options(policy: Policy, chat: Chat) -> list[str]:
     words += ["--reasoning-parser", chat.reasoning_parser] if chat.reasoning_parser else []
     if policy.chat_template_kwargs:
         words += ["--default-chat-template-kwargs", json.dumps(policy.chat_template_kwargs)]
-    words += ["--tensor-parallel-size", str(policy.tensor_parallel)] if policy.tensor_parallel > 1 else []
-    words += ["--quantization", policy.engine_quantization] if policy.engine_quantization else []
+    words += bring("gpu", "device", GPU).of_server(policy) if at(policy, "needs_gpus") else []
     return words + (["--revision", policy.revision] if policy.revision else [])
 
 

@@ -24,7 +24,6 @@ from steps.core.imports import import_lean
 from steps.core.ports import bring
 from steps.core.progress import part, say
 from steps.core.section import at
-from steps.policy import cuda
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import (
     adapted_layers,
@@ -37,11 +36,12 @@ from steps.policy.loading import (
     vision_of,
 )
 from steps.policy.machine import (
+    GPU,
     before_training,
+    is_for_gpus,
     keep_few_kernels,
     own_cores,
     preloaded,
-    prepare_deterministic,
     prepare_sampling,
     return_memory,
     use_threads,
@@ -83,8 +83,10 @@ class Engine:
 
         self.on_gpu = on_gpu = torch.cuda.is_available()
         set_variables(on_gpu)
-        cuda.check_build()
-        cuda.check_engine(self.policy)
+        if is_for_gpus():
+            gpu = bring("gpu", "device", GPU)
+            gpu.check_build()
+            gpu.check_engine(self.policy)
         if not on_gpu:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own_cores(self.policy.threads)))
             # vLLM sets OpenMP's threads and leaves MKL's, of which there would be one for each core of the machine, or as
@@ -132,7 +134,7 @@ class Engine:
             # Without spaces between the parts of JSON, a policy that likes them cannot write them until it is cut off.
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
             seed=0,
-            **divided(self.policy),
+            **(bring("gpu", "device", GPU).of_engine(self.policy) if at(self.policy, "needs_gpus") else {}),
             **(self.vision.arguments(self.policy) if self.vision else {}),
         )
         with explained(self.policy):
@@ -140,7 +142,9 @@ class Engine:
                 return LLMEngine.from_engine_args(arguments, usage_context=usage)
             except (ValueError, RuntimeError) as problem:
                 reason = str(problem).strip().splitlines() or [""]
-                if not (self.policy.deterministic and re.search(r"batch[ _-]invarian", str(problem), re.IGNORECASE)):
+                if not (
+                    at(self.policy, "deterministic") and re.search(r"batch[ _-]invarian", str(problem), re.IGNORECASE)
+                ):
                     raise
                 raise UserError(
                     f"policy.deterministic: vLLM has no kernels of a fixed order for {self.policy.base_model} on this card "
@@ -173,21 +177,6 @@ class Engine:
             prepare_sampling()
             self.llm.wake_up()
             self.asleep = False
-
-
-def divided(policy: Policy) -> dict[str, Any]:
-    """vLLM's arguments for a model on several GPUs, and in 4 or 8 bits.
-
-    The engine stays in this process, and has a process for each GPU beside it: adapters reach those by their path, sleep and
-    wake by vLLM's own calls. They are spawned, not forked, because this process may hold a GPU and a lock already.
-    """
-    arguments: dict[str, Any] = {}
-    if policy.tensor_parallel > 1:
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        arguments |= {"tensor_parallel_size": policy.tensor_parallel, "distributed_executor_backend": "mp"}
-    if policy.engine_quantization:
-        arguments["quantization"] = policy.engine_quantization
-    return arguments
 
 
 def set_variables(on_gpu: bool) -> None:
@@ -328,14 +317,15 @@ def get(policy: Policy) -> Engine:
     """The engine of this policy. FreshProcessNeeded where this process has another policy's engine."""
     import torch
 
-    if policy.deterministic and torch.cuda.is_available():
-        cuda.use_invariant_batches()
+    if is_fixed := at(policy, "deterministic") and torch.cuda.is_available():
+        bring("gpu", "device", GPU).use_invariant_batches()
     key = policy.model_dump_json()
     if key not in _engines:
         if _engines:
             raise FreshProcessNeeded("this process samples for another policy already")
         say(f"starting vLLM for {policy.base_model}")
-        prepare_deterministic(policy.deterministic)
+        if is_fixed:
+            bring("gpu", "device", GPU).prepare_fixed()
         prepare_sampling()
         _engines[key] = Engine(policy)
         before_training(_engines[key].sleep)

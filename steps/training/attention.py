@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import UserError
+from steps.core.ports import bring
+from steps.policy.machine import GPU
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,6 @@ def attention(
     """
     import torch
 
-    from steps.training.flex import attend
     from steps.training.logprobs import gather
 
     if packed is None:
@@ -47,6 +48,7 @@ def attention(
         )
     window = options.get("sliding_window")
     if packed.trie is not None:
+        attend = bring("gpu", "flex", GPU).attend
         return attend(query, key, value, packed.trie, window, scaling).transpose(1, 2), None
     q, k, v = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))  # [U, H, D]
     if not query.is_cuda:

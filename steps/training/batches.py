@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STD_FLOOR = 1e-4  # added to a standard deviation of rewards, as TRL does
 ROUNDING = 1e-9  # an advantage, or a difference of rewards, that is not more than this is none
+TOKENS = 4096  # of a micro-batch on a CPU, whose bytes depend on it
 
 
 class Example(NamedTuple):

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.core.progress import measure, progress, say
+from steps.core.section import at
 from steps.core.stats import added
 from steps.policy.machine import deterministic
-from steps.training import memory, packing
-from steps.training.batches import Example, OptimizerStep, by_group, share_of, split_steps
+from steps.training import packing
+from steps.training.batches import TOKENS, Example, OptimizerStep, by_group, share_of, split_steps
 from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
 from steps.training.model import adapter_of
@@ -53,7 +54,7 @@ class Trainer(Trained):
         UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
         settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
-        with deterministic(self.policy.deterministic):
+        with deterministic(at(self.policy, "deterministic")):
             return self._train(examples, self.with_micro_batches(examples, settings), temperature, seed, behaviour)
 
     def _train(
@@ -219,7 +220,7 @@ class Trainer(Trained):
     def _share(self, examples: list[Example], settings: Update, total: int) -> list[dict[str, Any]]:
         """This process's micro-batches of sorted trajectories. All processes pass through a sharded model together: one with
         fewer micro-batches than another passes the shortest trajectory through it, in which no token counts."""
-        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch or memory.TOKENS)
+        own, idle = share_of(examples, process(), settings.tokens_per_micro_batch or TOKENS)
         batches = [self._batch(part, total) for part in own]
         for _ in range(idle if self.is_sharded else 0):
             batch = self._batch([min(examples, key=lambda example: sum(map(len, example.ids)))], total)

@@ -13,9 +13,34 @@ from steps.core.ports import every
 from steps.policy import loading
 
 if TYPE_CHECKING:
+    import torch
+
     from steps.core.params import Policy
 
 WEIGHTS = "adapter_model.safetensors"  # of an adapter, as PEFT names it
+
+
+class Base:
+    """A model whose frozen weights stay where they are. On a GPU an add-on's takes its place, whose weights can leave while
+    the engine samples (port `gpu`)."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.frozen = [value for value in model.parameters() if not value.requires_grad]
+        self.device = self.frozen[0].device
+
+    def leave(self) -> None:
+        """Let go of the weights' memory on the device."""
+
+    def come_back(self) -> None:
+        """Have the weights on the device again."""
+
+    def share(self, tensors: list[torch.Tensor]) -> None:
+        """Have the frozen weights be these tensors of the engine's, in the model's order. They are no longer this object's:
+        they neither leave nor come back."""
+        for value, tensor in zip(self.frozen, tensors, strict=True):
+            value.data = tensor
+        self.frozen = []
 
 
 def load_model(policy: Policy, device: str | None = None) -> Any:

@@ -7,7 +7,7 @@ token's gradient is the sum over its rows. (For prompts that a group shares: "Pr
 arXiv:2506.05433.)
 
 Linear layers see [1, U, width] and need no change; a model's attention is replaced (attention.py), through transformers'
-AttentionInterface: FlexAttention on a GPU (steps/training/flex.py), and elsewhere calls of torch's attention on the keys
+AttentionInterface: FlexAttention on a GPU (addons/gpu/flex.py), and elsewhere calls of torch's attention on the keys
 that are gathered for stretches of rows. Logits are computed for sampled tokens only, block by block, and never kept.
 
 Shapes: B trajectories of one row or more, S sampled tokens of the longest, U unique sampled tokens, V vocabulary, W width,
@@ -21,14 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from steps.core.ports import bring
 from steps.core.records import Row
+from steps.policy.machine import GPU
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from steps.core.pictures import Vision
-    from steps.training import flex
 
 QUERIES = 256  # most tokens of a row that attend together; fewer would mean smaller masks and more calls
 WASTE = 1.15  # most queries × keys of a padded call, as a multiple of the needed ones
@@ -53,7 +54,7 @@ class Packed(NamedTuple):
     positions: torch.Tensor  # [1, U] in the row
     calls: list[AttentionCall]  # none where FlexAttention computes
     back: torch.Tensor  # [U] place of a token's result in the concatenated results of the calls
-    trie: flex.Trie | None  # for FlexAttention
+    trie: Any  # for FlexAttention; else None
     before: torch.Tensor  # [N] place of the token before each sampled one; its hidden state predicts the sampled one
     targets: torch.Tensor  # [N] sampled token ids
     rows: torch.Tensor  # [B, S] places of a trajectory's sampled tokens among the N
@@ -63,6 +64,16 @@ class Packed(NamedTuple):
     copies: torch.Tensor  # [U] how many rows have each token
     pictures: Any = None  # where rows show some
     wide_head: bool = False  # logits are computed in float32
+
+
+def flex_on(device: Any) -> Any:
+    """FlexAttention (port `gpu`), where it can be compiled for this device; else None, as on a CPU."""
+    import torch
+
+    if torch.device(device or "cpu").type != "cuda":
+        return None
+    flex = bring("gpu", "flex", GPU)
+    return flex if flex.runs_on(device) else None
 
 
 def shared(row: Any, other: Any) -> int:
@@ -91,8 +102,6 @@ def pack(
     """
     import numpy as np
     import torch
-
-    from steps.training import flex
 
     if not any(row.ids for row in rows):
         raise ValueError(f"there is nothing to pack: {len(rows)} rows without a token; leave the forward pass out")
@@ -128,8 +137,8 @@ def pack(
     places, sets = unique // many, unique % many - 1
     if counts is not None:
         sampled = [np.concatenate(sampled[begin:end]) for begin, end in pairwise(accumulate(counts, initial=0))]
-    is_flex, is_cuda = flex.runs_on(device), torch.device(device or "cpu").type == "cuda"
-    calls, back = ([], np.empty(0, np.int64)) if is_flex else _calls(paths, starts, total)
+    flex, is_cuda = flex_on(device), torch.device(device or "cpu").type == "cuda"
+    calls, back = ([], np.empty(0, np.int64)) if flex else _calls(paths, starts, total)
 
     def tensor(values: Any, kind: Any = torch.long) -> torch.Tensor:
         made = torch.as_tensor(values, dtype=kind)
@@ -147,7 +156,7 @@ def pack(
         positions=tensor(positions)[None],
         calls=[AttentionCall(tensor(own), tensor(path), tensor(mask, dtype)) for own, path, mask in calls],
         back=tensor(back),
-        trie=flex.Trie(tensor(ends[:total]), tensor(positions), max(map(len, tokens))) if is_flex else None,
+        trie=flex.Trie(tensor(ends[:total]), tensor(positions), max(map(len, tokens))) if flex else None,
         before=tensor(before[places]),
         targets=tensor(ids[places]),
         rows=tensor(padded(sampled)),

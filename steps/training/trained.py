@@ -13,11 +13,11 @@ from steps.core.ports import bring
 from steps.core.section import at
 from steps.policy.adapter import adapter_hash
 from steps.policy.loading import load_tokenizer, load_vision
-from steps.policy.machine import before_sampling
-from steps.training import memory, packing
-from steps.training.batches import Example
-from steps.training.model import WEIGHTS, load_model
-from steps.training.processes import gathered, process
+from steps.policy.machine import GPU, before_sampling
+from steps.training import packing
+from steps.training.batches import TOKENS, Example
+from steps.training.model import WEIGHTS, Base, load_model
+from steps.training.processes import process
 from steps.training.terms import Term
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 # The base model with its adapter's layers, by policy; at most one. Global, because stages are plain functions, and a warm
 # process runs many updates in a row: each replaces the adapter's weights instead of loading the base model again.
-_bases: dict[str, memory.Base] = {}
+_bases: dict[str, Base] = {}
 
 
 def leave_gpu() -> None:
     """Take the base model's weights off the GPU, if this process trains on one."""
     for base in _bases.values():
-        if base.device.type == "cuda":
-            base.leave()
+        base.leave()
 
 
 class Trained:
@@ -51,7 +50,7 @@ class Trained:
             bring("processes", "shared", "update.launcher").join()
         self.policy, self.is_sharded = policy, is_sharded
         # A base model that the engine divides may not fit on one GPU, and a fresh adapter needs none.
-        place = "cpu" if is_sharded or (checkpoint is None and policy.tensor_parallel > 1) else None
+        place = "cpu" if is_sharded or (checkpoint is None and (at(policy, "tensor_parallel") or 1) > 1) else None
         key = f"{policy.model_dump_json()} {is_sharded} {place}"
         if key not in _bases or checkpoint is None:
             _bases.clear()
@@ -59,7 +58,8 @@ class Trained:
             model = load_model(policy, place)
             if is_sharded:
                 bring("processes", "shared", "update.launcher").shard(model)
-            _bases[key] = memory.Base(model)
+            base = Base(model)
+            _bases[key] = bring("gpu", "memory", GPU).Base(model) if base.device.type == "cuda" else base
         before_sampling(leave_gpu)
         _bases[key].come_back()
         if at(policy, "share_weights"):
@@ -144,27 +144,20 @@ class Trained:
         return optimizer
 
     def with_micro_batches(self, examples: Sequence[Example], settings: Update) -> Update:
-        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open.
-        Whether those keep FlexAttention's results is kept here."""
-        longest = max(sum(map(len, example.ids)) for example in examples)
-        policy = self.policy
-        chosen = memory.micro_batches_on(
-            self.place[1], self.model, settings, policy.lora.rank, longest, policy.deterministic
-        )
-        everywhere = gathered(chosen)  # processes that divide a model pass through it together
-        tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
-        self.keeps_attention = all(each.keeps_attention for each in everywhere)
+        """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open: by
+        the memory of a GPU. On a CPU micro-batches have a constant size, because bytes depend on it."""
+        if self.place[1].type == "cuda":
+            return bring("gpu", "memory", GPU).with_micro_batches(self, examples, settings)
+        tokens, checkpointing = settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing)
         return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
 
     def set_checkpointing(self, on: bool) -> None:
         """Keep only each layer's input, and FlexAttention's results where there is room; compute the rest again in the
         backward pass."""
-        from steps.training import flex
-
         base = self.model.get_base_model()
         if on:
-            is_kept = self.keeps_attention and flex.runs_on(self.place[1])
-            kept = {"context_fn": flex.kept_contexts} if is_kept else {}
+            flex = packing.flex_on(self.place[1]) if self.keeps_attention else None
+            kept = {"context_fn": flex.kept_contexts} if flex else {}
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False, **kept})
         elif base.is_gradient_checkpointing:
             base.gradient_checkpointing_disable()

@@ -6,15 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.params import InitialiseParams, Policy
-from steps.policy import cuda, loading, machine
+from steps.policy import loading, machine
 
 
 class Threads:
@@ -108,49 +106,6 @@ def test_the_number_is_recorded_with_the_parameters() -> None:
     assert Policy(threads=1).model_dump_json() != Policy().model_dump_json()
 
 
-@pytest.mark.parametrize(
-    ("setting", "gpus", "problem"),
-    [
-        (
-            {"tensor_parallel": 2},
-            0,
-            "policy.tensor_parallel is 2: the engine needs 2 GPUs, and this run sees none; set it to 1",
-        ),
-        ({"tensor_parallel": 4}, 2, "the engine needs 4 GPUs, and this run sees 2; set it to 2"),
-        (
-            {"rollout_quantization": "fp8", "dtype": "bfloat16"},
-            0,
-            "policy.rollout_quantization: fp8 needs a GPU, and this run sees none",
-        ),
-        (
-            {"rollout_quantization": "fp8", "dtype": "bfloat16"},
-            1,
-            r"fp8 needs compute capability 8\.9, and NVIDIA A100 has 8\.0; take it out, or use an L40S",
-        ),
-        ({"quantization": "bnb-4bit"}, 0, "policy.quantization: bnb-4bit needs a GPU, and this run sees none"),
-        ({"quantization": "bnb-4bit"}, 1, r"not installed \(.*vllm_bnb_plugin\): `make install GPU=1`"),
-        ({"tensor_parallel": 2}, 2, None),
-        ({}, 0, None),
-    ],
-)
-@pytest.mark.parametrize("load", [loading.load_tokenizer, loading.load_model])
-def test_gpus_that_there_are_not_are_named_before_anything_loads(
-    setting: dict[str, Any], gpus: int, problem: str | None, load: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """How many GPUs torch sees is a fake here, and so is the lack of the plugin."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100")
-    monkeypatch.setattr(cuda, "find_spec", lambda name: None)
-    policy = Policy(base_model="no/such/model", **setting)
-    if problem is None:
-        cuda.check_gpus(policy)
-        return
-    with pytest.raises(UserError, match=problem):
-        load(policy)
-
-
 def test_a_base_model_that_cannot_be_loaded_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"policy\.base_model.*no/such-model"):
@@ -158,52 +113,6 @@ def test_a_base_model_that_cannot_be_loaded_is_a_sentence(monkeypatch: pytest.Mo
 
 
 # --- A GPU, which is a fake here: torch's answers about it are set by the test
-
-
-class Fake:
-    """torch.cuda as a process sees it that has a GPU."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, initialised: bool = False) -> None:
-        import torch
-
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)
-        monkeypatch.setattr(machine, "_workspaces", [])
-
-
-def test_deterministic_kernels_are_used_within_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.delenv(machine.CUBLAS, raising=False)
-    with machine.deterministic(True):  # a CPU
-        assert not torch.are_deterministic_algorithms_enabled()
-    machine.prepare_deterministic(True)
-    assert machine.CUBLAS not in os.environ
-    Fake(monkeypatch)
-    machine.prepare_deterministic(False)
-    assert machine.CUBLAS not in os.environ
-    machine.prepare_deterministic(True)
-    assert os.environ[machine.CUBLAS] == ":16:8"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.delenv(machine.CUBLAS)  # as in a warm process's next stage
-    machine.prepare_deterministic(True)
-    assert os.environ[machine.CUBLAS] == ":16:8"
-    with machine.deterministic(True):
-        assert torch.are_deterministic_algorithms_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.utils.deterministic.fill_uninitialized_memory
-
-
-def test_a_gpu_in_use_without_cublas_variable_needs_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(machine.CUBLAS, raising=False)
-    Fake(monkeypatch, initialised=True)
-    machine.prepare_deterministic(False)
-    with pytest.raises(FreshProcessNeeded, match="CUBLAS_WORKSPACE_CONFIG"):
-        machine.prepare_training(2, is_deterministic=True)
-    monkeypatch.setenv(machine.CUBLAS, ":4096:8")
-    machine.prepare_deterministic(True)
-    assert os.environ[machine.CUBLAS] == ":4096:8"
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])
@@ -232,7 +141,7 @@ def test_weights_are_loaded_straight_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda name, **how: asked.append(how))
     monkeypatch.setattr(loading, "vision_of", lambda policy: None)
     loading.load_model(Policy(base_model="some/model"))
-    Fake(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     loading.load_model(Policy(base_model="some/model"))
     assert [how.get("device_map") for how in asked] == [None, {"": 3}]

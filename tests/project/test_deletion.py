@@ -16,7 +16,7 @@ from steps.core import ports, section
 from steps.core.params import Params
 from tests.conftest import ROOT, change_params, copy_project, python, run
 
-ADDONS = """accelerate advantages drawing families gguf judges kernels lineage masking models overlap pictures planning
+ADDONS = """accelerate advantages drawing families gguf gpu judges kernels lineage masking models overlap pictures planning
     production quicker readiness report selfplay sharing starts supervised templates terms trackers tripwires""".split()
 TOY: dict[str, object] = {
     "scenarios": {"train": 8, "val": 8, "test": 8},
@@ -54,6 +54,12 @@ NAMED: dict[str, tuple[str, dict[str, object], str]] = {
         "local(Policy(base_model='model.gguf', revision='0' * 64))",
         {},
         "policy.base_model: gguf is brought by an add-on that addons/ does not have",
+    ),
+    "gpu": (
+        "import torch; torch.cuda.is_available = lambda: True; from steps.core.params import Policy; "
+        "from steps.policy.loading import load_model; load_model(Policy())",
+        {},
+        "UserError: a run on a GPU needs the add-on gpu, which addons/ does not have",
     ),
     "judges": (
         "from steps.core.params import Params, load; load('params.yaml', Params)",
@@ -109,12 +115,16 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "evaluate.judge": {"endpoint": {"model": "m"}},
     "evaluate.references": True,
     "policy.cluster": "auto",
+    "policy.deterministic": True,
     "policy.endpoint": {"model": "m"},
     "policy.engines": 2,
+    "policy.quantization": "bnb-4bit",
+    "policy.rollout_quantization": "fp8",
     "policy.servers": {"wait_seconds": 5},
     "policy.share_weights": True,
     "policy.start_from": "run:nightly",
     "policy.start_optimizer": True,
+    "policy.tensor_parallel": 2,
     "promote.false_alarms": 0.1,
     "rollout.curriculum": {"low": 0.2},
     "rollout.opponent": {"every": 2},
@@ -159,6 +169,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.warmup_steps": 2,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
+    "gpu": ("from addons.planning import memory; memory.training()", "a plan for a GPU"),
     "models": ("from steps.core.ports import bring; bring('judge', 'ruler', 'score.judges')", "the add-on judges"),
     "lineage": (
         "from addons.production import forget; from pathlib import Path; forget.run(Path(), ['x'], Path('x'))",

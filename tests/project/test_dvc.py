@@ -177,9 +177,12 @@ def test_the_policy_is_a_dependency_wherever_it_is_read() -> None:
 # --- Code
 
 
+BRING_GPU = ["bring", "'gpu'"]  # which of its modules decide what is in an output is up to the machine: all are listed
+
+
 def modules_imported(file: Path) -> Iterator[str]:
     """Files of steps/, environments/ and addons/ that a module imports anywhere in it, for types too, for those name its
-    parameters; and what it asks all add-ons for."""
+    parameters; and what it asks all add-ons for, or for a GPU, which is no parameter."""
     for node in ast.walk(ast.parse(file.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -191,6 +194,9 @@ def modules_imported(file: Path) -> Iterator[str]:
             names = [
                 place.partition(":")[0] for addon in ports.addons() for place in addon.brings.get(port, {}).values()
             ]
+        elif isinstance(node, ast.Call) and [ast.unparse(word) for word in (node.func, *node.args[:1])] == BRING_GPU:
+            part = ast.literal_eval(node.args[1])
+            names = [addon.brings["gpu"][part] for addon in ports.addons() if "gpu" in addon.brings]
         for name in names:
             # `import a.b` runs a/__init__.py too
             for part in itertools.accumulate(name.split("."), "{}.{}".format):

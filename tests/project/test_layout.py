@@ -43,7 +43,7 @@ LEVELS = {
         **dict.fromkeys(FLOWS, 6),
     },
     "addons": {
-        "masking": 0,
+        **dict.fromkeys(("gpu", "masking"), 0),
         **dict.fromkeys(
             """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning quicker
             readiness report selfplay sharing starts templates terms trackers tripwires""".split(),

@@ -105,12 +105,13 @@ def upward_imports(root: Path) -> list[str]:
 
 # Subclasses of vLLM's and torch's classes: as heavy as these, and imported by name or within a function.
 HEAVY_OURS = {
+    "addons.gpu.flex",
     "addons.kernels.fused",
     "addons.kernels.layers",
+    "addons.quicker.stages",
     "steps.sampling.lora_cpu",
     "steps.sampling.packages",
     "steps.sampling.worker_cpu",
-    "steps.training.flex",
     "steps.training.logprobs",
 }
 

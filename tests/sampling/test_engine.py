@@ -66,28 +66,6 @@ def test_nothing_is_compiled_on_the_cpu(
             del os.environ[name]
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (Policy(), {}),
-        (Policy(tensor_parallel=2), {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
-        (Policy(quantization="bnb-4bit"), {"quantization": "bitsandbytes"}),
-        (Policy(rollout_quantization="fp8", dtype="bfloat16"), {"quantization": "fp8_per_tensor"}),
-    ],
-)
-def test_what_vllm_is_told_of_several_gpus_and_of_fewer_bits(
-    policy: Policy, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Passed on only: no GPU and no process of vLLM is behind it."""
-    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert engine.divided(policy) == expected
-    assert os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") == ("spawn" if policy.tensor_parallel > 1 else None)
-    [package] = importlib.util.find_spec("vllm").submodule_search_locations or []  # pyrefly: ignore[missing-attribute]
-    source = (Path(package) / "engine/arg_utils.py").read_text()  # importing it takes 20 s
-    assert all(f"\n    {name}: " in source for name in expected)
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """With what vLLM was started: a fake vLLM, and a fake GPU of Hopper's capability. `refusal` is raised instead."""
@@ -133,7 +111,7 @@ def test_an_engine_on_a_gpu_has_the_sizes_of_vllms_batches(started: dict[str, An
 
 
 def test_a_deterministic_engine_says_where_vllm_has_no_kernels_for_it(started: dict[str, Any]) -> None:
-    policy = Policy(dtype="bfloat16", deterministic=True)
+    policy = Policy.model_validate({"dtype": "bfloat16", "deterministic": True})
     engine.get(policy)
     assert started["invariant"] == "1"
     engine._engines.clear()

@@ -45,7 +45,7 @@ def test_the_command_has_what_sampling_needs_and_vllm_knows_it() -> None:
 
 
 def test_on_a_gpu_the_stock_worker_and_batch_invariance_are_used() -> None:
-    policy = Policy(dtype="bfloat16", deterministic=True, tensor_parallel=2)
+    policy = Policy.model_validate({"dtype": "bfloat16", "deterministic": True, "tensor_parallel": 2})
     words = vllm_server.command(policy, "10.0.0.5", 8000, on_gpu=True)
     assert "--worker-cls" not in words
     assert words[words.index("--tensor-parallel-size") + 1] == "2"

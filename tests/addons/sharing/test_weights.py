@@ -120,7 +120,7 @@ def sides(tmp_path: Path, **changed: Any) -> tuple[Any, Any]:
     """A trainer's base, and an engine's model with copies of its tensors, fused and padded as vLLM does it."""
     import torch
 
-    from steps.training import memory
+    from addons.gpu import memory
     from steps.training.model import load_model
 
     base = memory.Base(load_model(tiny.make_policy(tmp_path)))

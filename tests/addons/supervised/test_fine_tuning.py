@@ -10,7 +10,7 @@ import pytest
 from addons.supervised import fine_tuning as sft
 from addons.supervised.section import Sft
 from steps.core.progress import report_to
-from steps.training import memory
+from steps.training import trained
 from steps.training.grpo import Trainer
 from tests.conftest import ROOT
 from tests.support import tiny
@@ -88,7 +88,7 @@ def test_small_micro_batches_give_the_same_steps(tmp_path: Path, monkeypatch: py
     policy, rows = tiny.make_policy(tmp_path / "base"), tiny.random_rows(40, 2)
     results = []
     for tokens in (64, 4096):
-        monkeypatch.setattr(memory, "TOKENS", tokens)
+        monkeypatch.setattr(trained, "TOKENS", tokens)
         trainer = Trainer(policy, seed=1)
         sft.fine_tune(trainer, rows, SETTINGS.model_copy(update={"batch": 20}), tokenizer, 5)
         results.append([value.detach().clone() for value in trainer.weights.values()])

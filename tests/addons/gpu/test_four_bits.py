@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from addons.gpu import device
 from steps.core.params import Policy, Update
-from steps.policy import loading
 from steps.training import packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def trainer(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     pytest.importorskip("bitsandbytes", reason="`make dev` installs it")  # here, because it takes seconds
-    monkeypatch.setattr(loading, "check_gpus", lambda _: None)
+    monkeypatch.setattr(device, "check_gpus", lambda _: None)
     return tiny.moved(Trainer(policy.model_copy(update={"quantization": "bnb-4bit"}), seed=1))
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from addons.accelerate import processes
+from addons.gpu import memory
 from benchmarks.attention import kept
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.policy import machine
-from steps.training import memory, packing, trained
+from steps.training import batches, model, packing, trained
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import LOOSE, moved, random_rows, sampled_by, with_advantages
@@ -106,15 +108,18 @@ def test_a_trajectory_that_may_not_fit_is_told_of(monkeypatch: pytest.MonkeyPatc
 def test_on_a_cpu_and_in_a_deterministic_run_memory_decides_nothing() -> None:
     import torch
 
-    cpu, card = torch.device("cpu"), torch.device("cuda")
+    example = batches.Example([random_rows(1, seed=1)[0]], 1.0)
 
-    def chosen(device: torch.device, deterministic: bool, **settings: Any) -> tuple[int, bool]:
-        return memory.micro_batches_on(device, None, Update(**settings), 16, 5, deterministic)[:2]
+    def chosen(kind: str, deterministic: bool, **settings: Any) -> tuple[int | None, bool | None]:
+        policy = Policy.model_validate({"deterministic": deterministic})
+        trainer: Any = SimpleNamespace(place=(None, torch.device(kind)), model=None, policy=policy)
+        given = Trainer.with_micro_batches(trainer, [example], Update(**settings))
+        return given.tokens_per_micro_batch, given.gradient_checkpointing
 
-    assert chosen(cpu, False) == chosen(cpu, True) == (4096, False)
-    assert chosen(cpu, False, gradient_checkpointing=True, tokens_per_micro_batch=64) == (64, True)
-    assert chosen(card, True) == (4096, True)
-    assert chosen(card, True, gradient_checkpointing=False, tokens_per_micro_batch=64) == (64, False)
+    assert chosen("cpu", False) == chosen("cpu", True) == (4096, False)
+    assert chosen("cpu", False, gradient_checkpointing=True, tokens_per_micro_batch=64) == (64, True)
+    assert chosen("cuda", True) == (4096, True)
+    assert chosen("cuda", True, gradient_checkpointing=False, tokens_per_micro_batch=64) == (64, False)
 
 
 def test_an_update_with_a_fake_gpus_memory(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +133,7 @@ def test_an_update_with_a_fake_gpus_memory(policy: Policy, monkeypatch: pytest.M
         return memory.MicroBatches(64, True)
 
     monkeypatch.setattr(memory, "micro_batches_on", fake)
+    monkeypatch.setattr(Trainer, "with_micro_batches", memory.with_micro_batches)  # as on a GPU
     trainer = moved(Trainer(policy, seed=1))
     examples = with_advantages(sampled_by(trainer.model, random_rows(8, seed=2), 1.0))
     trainer.train(examples, Update(**LOOSE), 1.0, seed=1)
@@ -189,23 +195,28 @@ def test_the_trainer_leaves_before_an_engine_wakes_and_is_back_for_the_next_upda
 
     policy = tiny.make_policy(tmp_path / "base")
     first = moved(Trainer(policy, seed=1))
+    pointers = [value.data_ptr() for value in first.model.parameters()]
+    machine.prepare_sampling()
+    [stays] = trained._bases.values()
+    assert type(stays) is model.Base, "this is a CPU"
+    assert [value.data_ptr() for value in first.model.parameters()] == pointers
+
+    class OnGpu(model.Base):
+        def __init__(self, trained_model: Any) -> None:
+            super().__init__(trained_model)
+            self.device = SimpleNamespace(type="cuda")
+
+    monkeypatch.setattr(trained, "Base", OnGpu)
+    first = moved(Trainer(policy, seed=1))
     first.save_checkpoint(tmp_path / "checkpoint", "a")
     [base] = trained._bases.values()
-    machine.prepare_sampling()
-    assert not base.is_away, "this is a CPU"
-
-    class FakeGpu:
-        type = "cuda"
-
+    assert isinstance(base, memory.Base)
     events: list[str] = []
 
     class FakeLLM:
         def wake_up(self) -> None:
             events.append(f"engine wakes, base {'away' if base.is_away else 'there'}")
 
-    monkeypatch.setattr(base, "device", FakeGpu())
-    monkeypatch.setattr(base, "leave", lambda: setattr(base, "is_away", True))
-    monkeypatch.setattr(base, "come_back", lambda: setattr(base, "is_away", False))
     engine = object.__new__(Engine)
     engine.llm, engine.asleep = FakeLLM(), True
     engine.wake()

@@ -1,27 +1,40 @@
 """The memory of an update on a GPU: what a token needs, how many are computed together, and weights that leave for a while.
 
 What a token needs is counted, not measured: the tensors that autograd keeps for the backward pass of
-addons/kernels/layers.py and of transformers' experts, with FlexAttention (tests/training/test_memory.py compares the count
-with what is kept). On a CPU micro-batches have a constant size, because its bytes depend on it.
+addons/kernels/layers.py and of transformers' experts, with FlexAttention (tests/addons/gpu/test_memory.py compares the count
+with what is kept).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addons.gpu.section import Cards
 from steps.core.ports import every
 from steps.core.progress import say
+from steps.training import model as models
+from steps.training.batches import TOKENS, Example
+from steps.training.processes import gathered
 from steps.training.terms import terms_of
 
 if TYPE_CHECKING:
     import torch
 
     from steps.core.params import Update
+    from steps.training.trained import Trained
 
-TOKENS = 4096  # of a micro-batch on a CPU, and the least on a GPU without checkpointing
 MOST = 32768  # tokens of a micro-batch; a GPU computes no faster with more
 SAFETY = 0.85  # of the free memory: the rest is for fragments, and for what the count leaves out
 LOGITS = 7  # bytes for each number of a block of logits: itself and its slope in the model's type, and temporaries
+
+
+class MicroBatches(NamedTuple):
+    """How an update's tokens are computed."""
+
+    tokens: int  # in one forward pass
+    checkpointing: bool
+    keeps_attention: bool = False  # of checkpointed layers: FlexAttention's results are not computed again
 
 
 class Costs(NamedTuple):
@@ -31,14 +44,6 @@ class Costs(NamedTuple):
     whole: int  # kept in all layers
     checkpointed: int  # kept where a layer keeps its input alone, without the one layer that is computed again
     attended: int  # kept beside it, where layers keep what FlexAttention gave, too
-
-
-class MicroBatches(NamedTuple):
-    """How an update's tokens are computed."""
-
-    tokens: int  # in one forward pass
-    checkpointing: bool
-    keeps_attention: bool = False  # of checkpointed layers: FlexAttention's results are not computed again
 
 
 def costs(config: Any, rank: int, size: int) -> Costs:
@@ -90,15 +95,23 @@ def choose(settings: Update, cost: Costs, longest: int, free: float) -> MicroBat
     return MicroBatches(tokens, checkpointing, keeps_attention)
 
 
+def with_micro_batches(trainer: Trained, examples: Sequence[Example], settings: Update) -> Update:
+    """The settings with the tokens of a micro-batch, and whether layers are checkpointed, where they leave that open. The
+    trainer keeps whether those keep FlexAttention's results."""
+    longest = max(sum(map(len, example.ids)) for example in examples)
+    rank, is_deterministic = trainer.policy.lora.rank, Cards.of(trainer.policy).deterministic
+    chosen = micro_batches_on(trainer.place[1], trainer.model, settings, rank, longest, is_deterministic)
+    everywhere = gathered(chosen)  # processes that divide a model pass through it together
+    tokens, checkpointing = min(each.tokens for each in everywhere), any(each.checkpointing for each in everywhere)
+    trainer.keeps_attention = all(each.keeps_attention for each in everywhere)
+    return settings.model_copy(update={"tokens_per_micro_batch": tokens, "gradient_checkpointing": checkpointing})
+
+
 def micro_batches_on(
     device: torch.device, model: Any, settings: Update, rank: int, longest: int, deterministic: bool
 ) -> MicroBatches:
-    """The micro-batches of an update on this device.
-
-    On a CPU and in a deterministic run they do not depend on memory; there checkpointing is as set, and on a GPU on.
-    """
-    if device.type != "cuda":
-        return MicroBatches(settings.tokens_per_micro_batch or TOKENS, bool(settings.gradient_checkpointing))
+    """The micro-batches of an update on this GPU. In a deterministic run they do not depend on memory; there checkpointing
+    is on where the settings leave it open."""
     if deterministic:
         return MicroBatches(settings.tokens_per_micro_batch or TOKENS, settings.gradient_checkpointing is not False)
     from steps.training import logprobs
@@ -121,15 +134,15 @@ def free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
-class Base:
+class Base(models.Base):
     """A model whose frozen weights can leave the GPU for host memory while the engine samples.
 
     They never change, so they are copied to the host once; later they are only let go. The adapter stays on the GPU.
     """
 
     def __init__(self, model: Any) -> None:
-        frozen = [value for value in model.parameters() if not value.requires_grad]
-        self.model, self.device = model, frozen[0].device
+        super().__init__(model)
+        frozen = self.frozen
         self.frozen = [value for value in frozen if not hasattr(value, "to_local")]
         # This process's parts of a sharded model (DTensor). FSDP2 keeps more than one tensor of the same memory.
         self.parts = [value.to_local().untyped_storage() for value in frozen if hasattr(value, "to_local")]
@@ -161,11 +174,8 @@ class Base:
             torch.cuda.empty_cache()
 
     def share(self, tensors: list[torch.Tensor]) -> None:
-        """Have the frozen weights be these tensors of the engine's, in the model's order. They are no longer this object's:
-        they neither leave nor come back."""
-        for value, tensor in zip(self.frozen, tensors, strict=True):
-            value.data = tensor
-        self.frozen, self.copies, self.is_away = [], [], False
+        super().share(tensors)
+        self.copies, self.is_away = [], False
 
     def come_back(self) -> None:
         """Copy the weights to the GPU again."""

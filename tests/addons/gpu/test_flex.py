@@ -14,9 +14,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from addons.gpu import flex
 from steps.core.params import Policy
 from steps.core.records import Row
-from steps.training import attention, flex, packing
+from steps.training import attention, packing
 from steps.training.grpo import Trainer
 from tests.support import tiny
 from tests.support.tiny import moved, plain_logps, random_rows, relative, weights
@@ -32,7 +33,7 @@ rows_of = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 @pytest.fixture
 def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention as on a GPU, computed by torch's unfused implementation."""
-    monkeypatch.setattr(flex, "runs_on", lambda _: True)
+    monkeypatch.setattr(packing, "flex_on", lambda _: flex)
     monkeypatch.setattr(flex, "BLOCK", 4)
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
@@ -105,7 +106,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(model: Any, rows: list[Row]) -> list[list[Any]]:
         found = []
         for on in (False, True):
-            monkeypatch.setattr(flex, "runs_on", lambda _, on=on: on)
+            monkeypatch.setattr(packing, "flex_on", lambda _, on=on: flex if on else None)
             packed = packing.pack(rows, torch.float32)
             assert (packed.trie is not None) is on
             logps, entropies = packing.token_logps(model, packed, 0.8)
@@ -199,7 +200,7 @@ def test_no_keys_are_gathered_and_what_is_kept_grows_with_the_tokens(
     monkeypatch.setattr(flex, "BLOCK", 128)
     few, many = kept(512), kept(2048)
     assert many < 1.01 * few
-    monkeypatch.setattr(flex, "runs_on", lambda _: False)
+    monkeypatch.setattr(packing, "flex_on", lambda _: None)
     assert kept(2048) > max(1.5 * kept(512), 2 * many)
 
 
@@ -216,6 +217,8 @@ def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex.shutil, "which", lambda name: name if name in compilers else None)
     card = torch.device("cuda")
     assert flex.runs_on(card)
+    assert packing.flex_on(card) is flex
+    assert packing.flex_on(None) is packing.flex_on("cpu") is None
     compilers = set()
     assert not flex.runs_on(card)
     compilers = {"gcc"}
@@ -242,7 +245,7 @@ def test_the_compiled_kernel_takes_the_mask(monkeypatch: pytest.MonkeyPatch) -> 
             rows = group(tokens)
             packs = []
             for on in (True, False):
-                monkeypatch.setattr(flex, "runs_on", lambda _, on=on: on)
+                monkeypatch.setattr(packing, "flex_on", lambda _, on=on: flex if on else None)
                 packs.append(packing.pack(rows, torch.float32))
             heads = [torch.randn(1, number, packs[0].ids.shape[1], 32, generator=draw) for number in (6, 2, 2)]
             found, expected = (attend(heads, packed)[0] for packed in packs)
