@@ -212,6 +212,7 @@ class EngineSampler:
     ) -> None:
         engine = get(policy)  # before vLLM is imported: see set_variables and use_invariant_batches
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         engine.wake()
         engine.llm.reset_prefix_cache()
@@ -230,6 +231,7 @@ class EngineSampler:
             logprobs=0 if temperature > 0 else None,
             detokenize=False,
             logit_bias=logit_bias,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # or each step would make an object for each turn under way
         )
 
     @property
