@@ -170,14 +170,8 @@ def ahead_of(params: Params) -> list[Any]:
 
 def write_chain(params: Params, iterations: int, best: int | str) -> None:
     """Write chain.yaml for the parameters, up to an iteration."""
-    chain.write_chain(
-        iterations,
-        best,
-        lead(params),
-        start.origins(params),
-        params.task if params.tasks else "",
-        start.opponent(params),
-    )
+    mixed = params.task if params.tasks else ""
+    chain.write_chain(iterations, best, lead(params), start.origins(params), mixed, start.opponent(params))
 
 
 def _tracked(display: RunDisplay, started: float, pipeline: Pipeline, name: str) -> dict[str, Any]:
