@@ -52,7 +52,7 @@ def seconds(engines: int, episodes: int, env: type[EmailSearch], adapter: Path, 
     attempts = [(scenario, attempt) for scenario in scenarios for attempt in range(-(-episodes // len(scenarios)))]
     shards = min(len(scenarios), max(2, episodes // EPISODES_A_SHARD))
     policy = Policy.model_validate({"kind": "ray", "cluster": "auto", "threads": 1, "engines": engines})
-    limits = Rollout(scenarios=len(scenarios), shards=shards)
+    limits = Rollout.model_validate({"scenarios": len(scenarios), "shards": shards})
     times = []
     for number in range(runs + 1):
         began = time.perf_counter()

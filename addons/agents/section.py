@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from steps.core.section import AddOnSection
+from steps.core.section import AddOnSection, MoreFields
+
+Grammar = Literal["exact", "free", "off"]
 
 
 class Agents(AddOnSection):
@@ -22,3 +26,13 @@ class Agents(AddOnSection):
     """Silence after which a client counts as lost."""
     python: str | None = Field(None, min_length=1)
     """The interpreter that runs the agents, such as that of an environment of their own. None: this project's."""
+
+
+class Grammars(MoreFields):
+    """Of the section `rollout`."""
+
+    grammar: Grammar = "exact"
+    """Of turns for which your own agents ask for a JSON schema, or for a call. exact: sampled under the grammar and trained
+    on, with probabilities among the tokens that it allowed (addons/agents/grammar.py). free: sampled without it, so that
+    the agent's own check refuses what does not fit, and the policy learns the form. off: sampled under it, and not trained
+    on."""

@@ -1,4 +1,4 @@
-"""What the section `policy` of params.yaml holds for sampling and training elsewhere."""
+"""What params.yaml holds for sampling and training elsewhere."""
 
 from __future__ import annotations
 
@@ -64,3 +64,26 @@ class Elsewhere(MoreFields):
             raise ValueError(
                 f"policy.cluster would have no effect with policy.kind: {kind} and update.launcher: {launcher}; take it out"
             )
+
+
+class Shards(MoreFields):
+    """Of the sections `rollout` and `evaluate`."""
+
+    shards: int = Field(1, ge=1, le=4096)
+    """Parts that the batch is cut into by scenario. Each is sampled apart from the others, so that its bytes are the same
+    wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
+
+    def check_with(self, params: Params) -> None:
+        fewest = min(params.scenarios.val, params.scenarios.test)
+        few = {
+            "rollout": (params.rollout.scenarios, "rollout.scenarios ({}): a scenario's attempts stay together"),
+            "evaluate": (fewest, "the scenarios of a split (scenarios.val, scenarios.test: {})"),
+        }
+        for name, (most, what) in few.items():
+            count = Shards.of(getattr(params, name)).shards
+            if count > most:
+                raise ValueError(f"{name}.shards ({count}) is more than {what.format(most)}")
+            if count > 1 and params.policy.kind not in ("vllm", "ray"):
+                raise ValueError(
+                    f"{name}.shards would have no effect with policy.kind: {params.policy.kind}; take it out"
+                )

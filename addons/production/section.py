@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from steps.core.section import AddOnSection, OptionalSection, for_one_task
+from steps.core.section import AddOnSection, MoreFields, OptionalSection, for_one_task
 
 if TYPE_CHECKING:
     from steps.core.params import Params
@@ -37,3 +37,12 @@ class Serve(AddOnSection):
     rollback: float | None = Field(None, ge=0, lt=1)
     """A champion goes back to the version before it where its mean score is surely lower by more than this. null: never by
     itself."""
+
+
+class Decided(MoreFields):
+    """Of the section `promote`."""
+
+    decides: Literal["test", "regression"] = "test"
+    """The scenarios on which the gain must be shown: the test split, or the regression set that `python -m
+    addons.production.ingest` makes of what went wrong in production. With the second, success on the test split may not
+    fall by more than max_slice_drop."""

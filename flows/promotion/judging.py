@@ -125,7 +125,7 @@ def judge(
     report = read(RUN / "scenarios/contamination.json")
     again = regression(folder, parameters, best, champion) if rival is None else None
     deciding = scenarios
-    if again is not None and parameters.promote.decides == "regression":
+    if again is not None and at(parameters, "promote.decides") == "regression":
         deciding = again.scenarios
     other = sides.get("champion", sides["base"])
     look = 0 if is_champion else counted(model.name, deciding, sides["challenger"], other)
@@ -143,7 +143,7 @@ def on_regression(
         there = not is_by_rule and read_scenarios(regression_file(parameters.task))
         return checks.held(f"not measured: {parameters.task} has no rule, by which to judge it") if there else None
     clusters = alike.named_clusters(parameters.task, again.scenarios)
-    if parameters.promote.decides == "test":
+    if at(parameters, "promote.decides") in (None, "test"):
         against = f"{again.against} on {len(again.scenarios)} scenarios that went wrong before"
         return checks.holds("regression", again.challenger, again.other, against, clusters, parameters.promote)
     return checks.gains(again.challenger, again.other, again.against, clusters, look, parameters.promote)

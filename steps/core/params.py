@@ -61,7 +61,6 @@ class Params(Section):
             raise ValueError(
                 f"rollout.scenarios ({self.rollout.scenarios}) is more than scenarios.train ({self.scenarios.train})"
             )
-        self._check_shards()
         self._check_start()
         for port, setting in ELSEWHERE.items():
             if (name := at(self, setting)) in ("ray", "server") and name not in ports.names(port):
@@ -87,20 +86,6 @@ class Params(Section):
                 "update.reference: start would have no effect without policy.start_from or sft: a fresh adapter is the base "
                 "policy; take it out"
             )
-
-    def _check_shards(self) -> None:
-        """ValueError for shards that would be empty or that nobody reads."""
-        if self.rollout.shards > self.rollout.scenarios:
-            few = f"rollout.scenarios ({self.rollout.scenarios}): a scenario's attempts stay together"
-            raise ValueError(f"rollout.shards ({self.rollout.shards}) is more than {few}")
-        if self.evaluate.shards > (fewest := min(self.scenarios.val, self.scenarios.test)):
-            few = f"the scenarios of a split (scenarios.val, scenarios.test: {fewest})"
-            raise ValueError(f"evaluate.shards ({self.evaluate.shards}) is more than {few}")
-        for name, count in (("rollout", self.rollout.shards), ("evaluate", self.evaluate.shards)):
-            if count > 1 and self.policy.kind not in ("vllm", "ray"):
-                raise ValueError(
-                    f"{name}.shards would have no effect with policy.kind: {self.policy.kind}; take it out"
-                )
 
 
 class CodeParams(Section):

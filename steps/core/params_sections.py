@@ -37,9 +37,6 @@ class SlowTools(Section):
 class Episodes(SlowTools):
     """A batch of episodes."""
 
-    shards: int = Field(1, ge=1, le=4096)
-    """Parts that the batch is cut into by scenario. Each is sampled apart from the others, so that its bytes are the same
-    wherever it is played; another number rounds otherwise. With policy.kind ray, engines play one shard each at a time."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of one turn. null: 64 for the small policies in tasks_data/, for others 512, or 2048 where the model
     reasons first, and at most a quarter of policy.context."""
@@ -48,7 +45,6 @@ class Episodes(SlowTools):
 
 
 Order = Literal["lockstep", "free"]
-Grammar = Literal["exact", "free", "off"]
 
 
 @opened("rollout")
@@ -65,11 +61,6 @@ class Rollout(Episodes):
     """Of the calls of your own agents. lockstep: the calls of all episodes under way are collected, and sampled in the order
     of their episodes, so that deterministic agents give the same bytes again. free: as they come, which is fastest; the
     journal is the record, and replayed. Also of the answers of slow tools (steps/sampling/episodes.py)."""
-    grammar: Grammar = "exact"
-    """Of turns for which your own agents ask for a JSON schema, or for a call. exact: sampled under the grammar and trained
-    on, with probabilities among the tokens that it allowed (addons/agents/grammar.py). free: sampled without it, so that
-    the agent's own check refuses what does not fit, and the policy learns the form. off: sampled under it, and not trained
-    on."""
 
 
 @opened("score.judges")
@@ -116,11 +107,6 @@ class Evaluate(Episodes):
         """As rollout.order: the same policy gives the same bytes."""
         return "lockstep"
 
-    @property
-    def grammar(self) -> Grammar:
-        """As rollout.grammar."""
-        return "exact"
-
 
 class Register(Section):
     """The registry's entry, for an adapter that is better than the base policy on the test split."""
@@ -133,10 +119,6 @@ class Register(Section):
 class Promote(Section):
     """The gate that moves the alias `champion` (steps/registry/gate.py, flows/promote.py); no stage reads it."""
 
-    decides: Literal["test", "regression"] = "test"
-    """The scenarios on which the gain must be shown: the test split, or the regression set that `python -m
-    addons.production.ingest` makes of what went wrong in production. With the second, success on the test split may not
-    fall by more than max_slice_drop."""
     margin: float = Field(0.0, ge=0, lt=1)
     """What the lower end of the interval of the gain in success must exceed; without a rule, of the share of scenarios
     that a judge finds better, minus 0.5."""

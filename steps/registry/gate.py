@@ -34,6 +34,7 @@ from steps.core.errors import UserError
 from steps.core.evaluations import Judged
 from steps.core.files import json_lines
 from steps.core.records import PAIRS, Pair, Record
+from steps.core.section import at
 from steps.core.stats import slices_of
 from steps.registry import checks, looks, paired
 from steps.registry.checks import EVEN, Check, Slice
@@ -207,7 +208,7 @@ def decide(
     measured = {name: side for name, side in others.items() if side is not None}
     n = len(scenarios)
     require_comparable(challenger, measured, n)
-    against, by_test = "champion" if compared.champion is not None else "base", params.decides == "test"
+    against, by_test = "champion" if compared.champion is not None else "base", at(params, "decides") in (None, "test")
     other = measured[against]
     scores = {name: score_against(challenger, side, name) for name, side in measured.items()}
     clusters_N = checks.numbers(clusters, n)

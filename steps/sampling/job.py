@@ -13,6 +13,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from steps.core.section import at
 from steps.policy import adapter
 from steps.policy.loading import turn_limit
 
@@ -60,7 +61,7 @@ class Job:
     @property
     def shards(self) -> list[Job]:
         """The job in `limits.shards` parts."""
-        return [replace(self, attempts=attempts) for attempts in cut(self.attempts, self.limits.shards)]
+        return [replace(self, attempts=attempts) for attempts in cut(self.attempts, at(self.limits, "shards") or 1)]
 
     @cached_property
     def max_tokens(self) -> int:

@@ -45,7 +45,7 @@ def play(policy: Policy, adapter: Path, scenarios: int, shards: int, path: Path)
     attempts = [
         (scenario, attempt) for scenario in env.scenarios(data, "train", scenarios, SEED) for attempt in range(ATTEMPTS)
     ]
-    limits = Rollout(scenarios=scenarios, shards=shards)
+    limits = Rollout.model_validate({"scenarios": scenarios, "shards": shards})
     played = play(Job(policy, limits, adapter, env, attempts, "001", SEED, data, folder))
     write_records(played, path)
     return [trajectory.id for trajectory in played]

@@ -28,8 +28,8 @@ from steps.core.records import Trajectory, Turn
 
 if TYPE_CHECKING:
     from addons.agents.gateway.journal import Answer
+    from addons.agents.section import Grammar
     from environments.kit.values import Result
-    from steps.core.params_sections import Grammar
     from steps.policy.chat import Chat
 
 CONTINUES: tuple[Cause, ...] = ("", "json_rewritten")  # causes of requests that go on where an answer ended

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
+from addons.agents.section import Grammar
 from steps.core.params import Policy
-from steps.core.params_sections import Grammar
 from steps.policy.chat import Chat
 from steps.policy.loading import blind, load_tokenizer, load_vision
 

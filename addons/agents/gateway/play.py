@@ -38,6 +38,7 @@ from steps.core.errors import UserError
 from steps.core.files import write_text
 from steps.core.pictures import Shown
 from steps.core.progress import progress, say
+from steps.core.section import at
 from steps.kit.process import end, end_with_parent, start
 from steps.policy.loading import check_sight, load_chat
 
@@ -164,7 +165,7 @@ def play_shard(job: Job) -> list[Trajectory]:
         agents=agents.model_dump(mode="json"),
         adapter=job.adapter_hash,
         order=limits.order,
-        grammar=limits.grammar,
+        grammar=at(limits, "grammar") or "exact",
         seed=job.seed,
         temperature=limits.temperature,
         max_tokens=job.max_tokens,

@@ -14,7 +14,7 @@ from environments.base import Message
 
 if TYPE_CHECKING:
     from addons.agents.gateway.calls import Call
-    from steps.core.params_sections import Grammar
+    from addons.agents.section import Grammar
     from steps.policy.chat import Chat
 
 BEGIN_OF_CALL, END_OF_CALL = "<tool_call>", "</tool_call>"  # of that form; a turn that may have one call ends there

@@ -22,7 +22,7 @@ from steps.sampling.play import play
 from tests.conftest import ROOT
 
 POLICY = Policy.model_validate({"kind": "ray", "threads": 1, "engines": 2})
-LIMITS = Rollout(scenarios=6, shards=3, max_tokens=16)
+LIMITS = Rollout.model_validate({"scenarios": 6, "shards": 3, "max_tokens": 16})
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from addons.starts.section import Started
 from addons.supervised.section import Sft
 from flows.repro.parameters import set_params
 from steps.core.errors import UserError
+from steps.core.section import at
 from steps.project.kept_runs import keep_described
 from tests.conftest import small_repository
 
@@ -78,7 +79,7 @@ def test_a_turn_starts_from_the_champion_on_old_and_new(root: Path, monkeypatch:
     params = set_params(turn.assignments)
     assert Started.of(params.policy).start_from == f"models:/{TASK}@champion"
     assert Ingested.of(params) == Ingested(share=0.25, version=None)
-    assert (params.seed, params.promote.decides, params.train.iterations) == (5, "regression", 5)
+    assert (params.seed, at(params, "promote.decides"), params.train.iterations) == (5, "regression", 5)
     assert Sft.of(params) is None
 
 
@@ -89,7 +90,7 @@ def test_without_a_champion_it_starts_afresh_and_with_good_conversations_if_they
     params = set_params(turn.assignments)
     assert Started.of(params.policy).start_from is None
     assert Sft.of(params) == Sft(demonstrations=(f"ingested/{TASK}/demonstrations.jsonl",))
-    assert params.promote.decides == "test"
+    assert at(params, "promote.decides") == "test"
 
 
 def test_too_little_that_is_new_and_a_version_on_trial_train_nothing(
