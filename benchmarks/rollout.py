@@ -7,7 +7,7 @@ The stage plays a batch at default size: chat template, tools, environment, traj
 samples the same number of tokens for each of its prompts, those of all turns in one call: what an oracle could do that knew
 each prompt before the turn ahead of it was sampled. multiplication has one turn. Each side's best of several runs in turn.
 
-On the CPU the stage has operators of its own for the adapter (steps/sampling/lora_cpu.py). `ratio` is against vLLM as
+On the CPU the stage has operators of its own for the adapter (addons/kernels/lora_cpu.py). `ratio` is against vLLM as
 it comes, `ratio_same_operators` against vLLM with them: what template, tools, environment and waiting for turns cost.
 `ratio_same_turns` is against vLLM with them that asks for a turn when the one before it was sampled, as the stage has to:
 what is left for template, tools, environment and the file alone.
@@ -60,8 +60,9 @@ def raw(llm: Any, folder: Path, params: Any, own_operators: bool) -> tuple[float
     import torch
     from vllm import SamplingParams
 
+    from addons.kernels import lora_cpu
     from steps.core.records import Trajectory, read_records
-    from steps.sampling import engine, lora_cpu
+    from steps.sampling import engine
 
     turns = [turn for row in read_records(Trajectory, folder / "trajectories.parquet") for turn in row.turns]
     prompts = [{"prompt_token_ids": list(turn.prompt_ids)} for turn in turns]

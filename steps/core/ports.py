@@ -26,6 +26,7 @@ The ports, and what their objects are:
     forwards    replace(model): faster forwards of a PEFT model's layers (steps/training/model.py)
     kernels     a module that computes logprobs faster on some device: is_used(x), token_logps, logits_of_block(x), LOGITS
                 (steps/training/logprobs.py)
+    operators   use(): faster operators for the adapter in vLLM on a CPU (steps/sampling/engine.py)
     weights     a module that makes a folder of a base model in one file: converted(policy), folder_of(policy)
                 (steps/policy/loading.py)
     family      a Format of tool calls, by the name of vLLM's tool parser (steps/policy/formats.py)
@@ -98,9 +99,9 @@ from steps.core.manifests import AddOn
 
 PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
-    weights family turns template vision sharing grammar probe processes launcher ahead alone gpu page tracker machine
-    warning watch preflight material scenarios start source opponent drawing generated teaching index trial way masker reader
-    end next dvc doctor""".split()
+    operators weights family turns template vision sharing grammar probe processes launcher ahead alone gpu page tracker
+    machine warning watch preflight material scenarios start source opponent drawing generated teaching index trial way
+    masker reader end next dvc doctor""".split()
 )
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from steps.core.errors import FreshProcessNeeded, UserError
 from steps.core.imports import import_lean
-from steps.core.ports import bring
+from steps.core.ports import bring, every
 from steps.core.progress import part, say
 from steps.core.section import at
 from steps.policy.adapter import adapter_hash
@@ -100,10 +100,9 @@ class Engine:
         # and 8,192 on smaller cards and A100s); on a CPU 128 and 2,048.
         usage = UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
         if not on_gpu:
-            from steps.sampling import lora_cpu
-
             draws_cpu.use()
-            lora_cpu.use()
+            for use in every("operators"):
+                use()
             if at(self.policy, "share_weights"):
                 bring("sharing", "weights", "policy.share_weights").keep_plain()
         load_tokenizer(self.policy)  # an unknown model fails here with a sentence, not deep inside the engine

@@ -1,4 +1,4 @@
-"""Where steps/sampling/lora_cpu.py takes the place of vLLM's operators of embeddings and logits, it gives their bits."""
+"""Where addons/kernels/lora_cpu.py takes the place of vLLM's operators of embeddings and logits, it gives their bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from steps.sampling.lora_cpu import OneAdapter
+    from addons.kernels.lora_cpu import OneAdapter
 
 RANK, HIDDEN, VOCABULARY = 16, 128, 2340
 
@@ -23,7 +23,7 @@ def wrapper(rows: int, monkeypatch: pytest.MonkeyPatch, enabled: bool, is_prefil
     """The wrapper before a batch whose rows all have the adapter in slot 0."""
     from vllm.lora.layers import LoRAMapping
 
-    from steps.sampling.lora_cpu import OneAdapter
+    from addons.kernels.lora_cpu import OneAdapter
 
     monkeypatch.setattr(OneAdapter, "enabled", enabled)
     made = OneAdapter(rows, rows, "cpu")
