@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from addons.gpu.section import Cards
 from steps.core.ports import every
 from steps.core.progress import say
+from steps.core.section import at
 from steps.training import model as models
 from steps.training.batches import TOKENS, Example
 from steps.training.processes import gathered
@@ -120,9 +121,10 @@ def micro_batches_on(
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
     numbers = max((kernels.LOGITS for kernels in every("kernels")), default=logprobs.LOGITS)
     learns_entropies = any(term.learns_entropies for term in terms_of(settings))
-    logits = 2 * LOGITS if learns_entropies or settings.cast_lm_head_to_fp32 else LOGITS
+    is_wide = at(settings, "cast_lm_head_to_fp32")
+    logits = 2 * LOGITS if learns_entropies or is_wide else LOGITS
     free = free_bytes(device) - logits * numbers - 12 * trained  # float32: the gradient and Adam's two moments
-    free -= 4 * head.numel() if settings.cast_lm_head_to_fp32 else 0
+    free -= 4 * head.numel() if is_wide else 0
     return choose(settings, costs(model.config, rank, head.element_size()), longest, free)
 
 

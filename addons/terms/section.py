@@ -69,6 +69,9 @@ class Terms(MoreFields):
     """Nats a token. Default: 0.2; take it from `entropy` of the first iterations. Read with use_adaptive_entropy."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the load balance of a mixture of experts; refused for other models. TRL's default is the model's own."""
+    cast_lm_head_to_fp32: bool = False
+    """Compute logits in float32 (ScaleRL, arXiv:2510.13786). Read with policy.dtype bfloat16; the engine goes on sampling
+    with its own."""
 
     lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
     """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
@@ -111,6 +114,10 @@ class Terms(MoreFields):
         return self
 
     def check_with(self, params: Params) -> None:
+        if self.cast_lm_head_to_fp32 and params.policy.dtype == "float32":
+            raise ValueError(
+                "update.cast_lm_head_to_fp32 would have no effect: it is read with policy.dtype: bfloat16 alone; take it out"
+            )
         update = params.update
         steps = params.train.iterations * update.steps_per_generation * update.num_iterations
         if self.warmup_steps and self.warmup_steps >= steps:

@@ -69,9 +69,6 @@ class Update(Loss):
     max_sampler_kl: float | None = Field(None, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
     Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
-    cast_lm_head_to_fp32: bool = False
-    """Compute logits in float32 (ScaleRL, arXiv:2510.13786). Read with policy.dtype bfloat16; the engine goes on sampling
-    with its own."""
     tokens_per_micro_batch: int | None = Field(None, ge=64)
     """Tokens in one forward pass; a prefix that rows share counts once, and a trajectory is never divided. null: 4096 on a
     CPU and with policy.deterministic; on a GPU as many as its free memory holds."""
@@ -109,10 +106,6 @@ class Update(Loss):
     def of_dtype(self, dtype: str) -> Update:
         """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
         update = self
-        if update.cast_lm_head_to_fp32 and dtype == "float32":
-            raise ValueError(
-                "update.cast_lm_head_to_fp32 would have no effect: it is read with policy.dtype: bfloat16 alone; take it out"
-            )
         if update.vllm_importance_sampling_correction is None:
             update = self._corrected_by_default(dtype == "bfloat16")  # which checks what depends on it, too
             if dtype == "float32":

@@ -61,7 +61,7 @@ class Trainer(Trained):
         self, examples: Sequence[Example], settings: Update, temperature: float, seed: int, behaviour: Path | None
     ) -> dict[str, float]:
         self._begin_terms(settings)
-        self.wide_head = settings.cast_lm_head_to_fp32
+        self.wide_head = bool(at(settings, "cast_lm_head_to_fp32"))
         steps = self._steps(examples, settings, seed)
         planned = settings.num_iterations * len(steps)
         for term in self.terms:

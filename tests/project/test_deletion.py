@@ -145,6 +145,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "train.tripwires": "stop",
     "train.way": "sft",
     "update.advantages": "gigpo",
+    "update.cast_lm_head_to_fp32": True,
     "update.delta": 1.5,
     "update.entropy_coef": 0.1,
     "update.entropy_target": 0.3,

@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 17_754,
-    "modules that the main job reaches": 125,
-    "lines with what it asks all add-ons for": 35_821,
-    "lines of the product": 73_020,
+    "lines that the main job reaches": 17_639,
+    "modules that the main job reaches": 124,
+    "lines with what it asks all add-ons for": 35_838,
+    "lines of the product": 73_038,
     "modules of the product": 533,
-    "lines of environments, steps and flows": 37_879,
-    "settings of the core": 71,
+    "lines of environments, steps and flows": 37_765,
+    "settings of the core": 66,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,

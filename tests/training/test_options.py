@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from addons.advantages.gdpo import aggregated, objectives
-from steps.core.params import Policy, Update
+from steps.core.params import Params, Policy, Update
 from steps.core.params_sections import Judges
 from steps.core.records import Reward
 from steps.core.section import at
@@ -256,9 +256,10 @@ def test_what_would_have_no_effect_is_refused(settings: dict[str, Any], words: s
 
 
 def test_a_head_in_float32_is_refused_where_everything_is() -> None:
+    given = {"update": {"cast_lm_head_to_fp32": True}}
     with pytest.raises(ValueError, match="cast_lm_head_to_fp32 would have no effect"):
-        Update(cast_lm_head_to_fp32=True).of_dtype("float32")
-    assert Update(cast_lm_head_to_fp32=True).of_dtype("bfloat16").cast_lm_head_to_fp32
+        Params.model_validate(given)
+    assert at(Params.model_validate(given | {"policy": {"dtype": "bfloat16"}}), "update.cast_lm_head_to_fp32")
 
 
 @pytest.mark.parametrize("fixed", against_trl.OPTIONS.values(), ids=str)
