@@ -123,8 +123,8 @@ SECTIONS = {
         "sharing": "policy.share_weights",
         "starts": "policy.start_from policy.start_optimizer",
         "supervised": "scenarios.generated sft",
-        "terms": """update.cast_lm_head_to_fp32 update.delta update.entropy_coef update.entropy_target update.lr_scheduler_kwargs
-            update.lr_scheduler_type update.max_steps update.off_policy_mask_threshold
+        "terms": """update.cast_lm_head_to_fp32 update.delta update.entropy_coef update.entropy_target
+            update.lr_scheduler_kwargs update.lr_scheduler_type update.max_steps update.off_policy_mask_threshold
             update.ref_model_mixup_alpha update.ref_model_sync_steps update.router_aux_loss_coef
             update.sapo_temperature_neg update.sapo_temperature_pos update.sync_ref_model
             update.top_entropy_quantile update.use_adaptive_entropy update.vespo_k_neg update.vespo_k_pos
