@@ -478,3 +478,25 @@ def forget_batch(folder: Path) -> None:
     if locked["stages"].pop("rollout@001", None):
         path.write_text(yaml.safe_dump(locked, sort_keys=False))
         shutil.rmtree(folder / ".dvc/cache/runs")
+
+
+@pytest.fixture(scope="module")
+def copying_begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DVC repository with one stage."""
+    folder = tmp_path_factory.mktemp("begun")
+    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
+        assert run(words, folder).returncode == 0
+    (folder / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
+    (folder / "a").write_text("a")
+    return folder
+
+
+@pytest.fixture
+def repository(copying_begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DVC repository with one stage, which has run."""
+    shutil.copytree(copying_begun, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    from flows.repro.pipeline import Pipeline
+
+    assert Pipeline(Path.cwd()).reproduce("copy")
+    return tmp_path

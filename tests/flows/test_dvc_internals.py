@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import json
 import os
-import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -96,26 +95,6 @@ def test_the_sweep_can_fail(tmp_path: Path) -> None:
     process = run(python("tests.support.interrupted", "--points", "8", "--how", "ctrl-c", "--stock"), ROOT)
     assert process.returncode == 1
     assert "dvc.lock" in process.stdout
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DVC repository with one stage."""
-    folder = tmp_path_factory.mktemp("begun")
-    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
-        assert run(words, folder).returncode == 0
-    (folder / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
-    (folder / "a").write_text("a")
-    return folder
-
-
-@pytest.fixture
-def repository(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A DVC repository with one stage, which has run."""
-    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    assert Pipeline(Path.cwd()).reproduce("copy")
-    return tmp_path
 
 
 def by_stock(repository: Path, **options: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +56,6 @@ def test_what_cannot_be_spliced_is_written_whole(tmp_path: Path) -> None:
         data["stages"]["b"] = entry(2)
         content = copy.deepcopy(data)
     assert parse_yaml(path.read_text(), path) == content
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A DVC repository with one stage."""
-    folder = tmp_path_factory.mktemp("begun")
-    for words in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"]):
-        assert run(words, folder).returncode == 0
-    (folder / "dvc.yaml").write_text("stages: {copy: {cmd: cp a b, deps: [a], outs: [b]}}")
-    (folder / "a").write_text("a")
-    return folder
-
-
-@pytest.fixture
-def repository(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A DVC repository with one stage, which has run."""
-    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    assert Pipeline(Path.cwd()).reproduce("copy")
-    return tmp_path
 
 
 STAGE = "stages: {copy: {cmd: cp a b, deps: [a], outs: [b]%s}}"
