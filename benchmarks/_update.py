@@ -217,8 +217,8 @@ def run_corrected(folder: str, steps: int, count: int) -> dict[str, Any]:
             self.all_steps = super()._steps(*words, **more)
             return self.all_steps
 
-        def _correct(self, correction: Any, _: Any, *more: Any) -> None:  # pyrefly: ignore[bad-override]
-            super()._correct(correction, self.all_steps, *more)
+        def _look_ahead(self, _: Any, *more: Any) -> None:  # pyrefly: ignore[bad-override]
+            super()._look_ahead(self.all_steps, *more)
 
     prepare_training(len(cores()))
     shape = json.loads(Path(folder, "shape.json").read_text())

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from steps.core.section import MoreFields
+from steps.core import ports
+from steps.core.section import MoreFields, at
 
 if TYPE_CHECKING:
     from steps.core.params import Params, Policy
@@ -34,7 +35,7 @@ class Cards(MoreFields):
             return
         if reason := self._why_not_in_8_bits(params.policy):
             raise ValueError(f"policy.rollout_quantization: {self.rollout_quantization} {reason}; take it out")
-        if params.update.vllm_importance_sampling_correction is False:
+        if at(params.update, "vllm_importance_sampling_correction") is False:
             raise ValueError(
                 "update.vllm_importance_sampling_correction: false does not go with policy.rollout_quantization: "
                 f"{self.rollout_quantization}, which samples from rounded weights; take one of the two out"
@@ -45,6 +46,8 @@ class Cards(MoreFields):
             return f"would have no effect with policy.kind: {policy.kind}"
         if self.quantization:
             return f"does not go with policy.quantization: {self.quantization}"
+        if not ports.names("term"):
+            return "needs the add-on terms, which corrects the loss for it and is not there"
         return None if policy.dtype == "bfloat16" else f"needs policy.dtype: bfloat16, and it is {policy.dtype}"
 
     @property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from addons.terms.section import Terms
 from steps.core.section import MoreFields
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Overlapped(MoreFields):
     it (update.vllm_importance_sampling_correction). 0: sampling waits for each update."""
 
     def check_with(self, params: Params) -> None:
-        if self.overlap and params.update.vllm_importance_sampling_correction is False:
+        if self.overlap and Terms.of(params.update).vllm_importance_sampling_correction is False:
             raise ValueError(
                 f"update.vllm_importance_sampling_correction: false does not go with train.overlap: {self.overlap}, "
                 "whose batches an older adapter samples; take one of the two out"

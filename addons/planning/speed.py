@@ -126,7 +126,7 @@ def update(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Seco
     reference = 1.0 if settings.beta else 0.0
     steps = min(settings.steps_per_generation, batch.episodes)
     checked = max(0.0, 1 - 1 / steps)  # of what is not in the first step, a trajectory of each group or all
-    if not (settings.vllm_importance_sampling_correction or at(params, "train.overlap")):
+    if not (at(settings, "vllm_importance_sampling_correction") or at(params, "train.overlap")):
         checked /= params.rollout.attempts
     if at(params, "train.overlap"):  # a trajectory of each group with the adapter that sampled it
         checked += 1 / params.rollout.attempts

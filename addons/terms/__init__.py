@@ -1,1 +1,1 @@
-"""Terms of an update's loss beside GRPO's own: for entropy, a reference that moves, and the balance of experts."""
+"""Terms of an update's loss beside GRPO's own: for entropy, a moving reference, experts, and the sampler's ratios."""

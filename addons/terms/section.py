@@ -24,7 +24,63 @@ class Minimum(Section):
     """The least learning rate."""
 
 
-class Terms(MoreFields):
+class Correction(MoreFields):
+    """Importance sampling between the policy that sampled a batch and the trainer's (addons/terms/correction.py)."""
+
+    vllm_importance_sampling_correction: bool | None = None
+    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler. Default: true with policy.dtype
+    bfloat16, in which the two round differently, and for batches that an older adapter sampled (train.overlap); else false.
+    """
+    vllm_importance_sampling_mode: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = None
+    """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
+    Default: sequence_mask, and token_truncate where the correction is on by default: over a long sequence rounding alone, or
+    a small step of the policy, would leave the bounds. Read with the correction, as are the two below."""
+    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
+    """The largest weight. Default: 3. null: no upper bound."""
+    vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
+    """The smallest weight. Default: no lower bound."""
+
+    @model_validator(mode="after")
+    def resolve_correction(self) -> Correction:
+        """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
+        is_corrected, name = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
+        unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
+        if is_corrected is None:  # what is trained decides: `corrected`
+            return self
+        is_vespo = cast("Update", self).loss_type == "vespo"
+        mode = "token_truncate" if is_vespo else "sequence_mask"
+        settle(self, "vllm_importance_sampling_mode", mode, is_corrected, name)
+        settle(self, "vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, name)
+        settle(self, "vllm_importance_sampling_clip_min", None, is_corrected, name)
+        if is_vespo and str(self.vllm_importance_sampling_mode).startswith("sequence"):
+            raise ValueError(
+                f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "
+                "update.loss_type: vespo, which multiplies the tokens' weights itself: set token_truncate or token_mask"
+            )
+        return self
+
+    def corrected(self, dtype: str, is_older: bool) -> Update:
+        """The section for a model of this dtype, and for a batch that an older adapter sampled: with the correction, which
+        is on by default then."""
+        update, asked = cast("Update", self), self.vllm_importance_sampling_correction
+        if is_older:
+            return update if asked else self._by_default(True)
+        if asked is not None:
+            return update
+        settled = self._by_default(dtype == "bfloat16")  # which checks what depends on it, too
+        return update if dtype == "float32" else settled  # still open in float32: each batch decides
+
+    def _by_default(self, is_corrected: bool) -> Update:
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        fields["vllm_importance_sampling_correction"] = is_corrected
+        if is_corrected and self.vllm_importance_sampling_mode is None:
+            fields["vllm_importance_sampling_mode"] = "token_truncate"
+        return cast("Update", type(self)(**fields))
+
+
+class Terms(Correction):
     """Of the section `update`."""
 
     sapo_temperature_pos: float | None = Field(None, gt=0)

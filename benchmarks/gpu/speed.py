@@ -216,15 +216,14 @@ def recipe(size: Size) -> Iterator[Row]:
         for count in (0, 1, 8):
             update = _update.recipe(**settings)
             if count:
-                update = Update(
-                    loss_type="dapo",
-                    learning_rate=_update.LEARNING_RATE,
-                    beta=0.01,
-                    vllm_importance_sampling_correction=True,
-                    vllm_importance_sampling_mode="token_truncate",
-                    steps_per_generation=count,
-                    **settings,
-                )
+                given: dict[str, Any] = {
+                    "learning_rate": _update.LEARNING_RATE,
+                    "beta": 0.01,
+                    "steps_per_generation": count,
+                }
+                corrected = {"correction": True, "mode": "token_truncate"}
+                given |= {f"vllm_importance_sampling_{name}": value for name, value in corrected.items()}
+                update = Update(loss_type="dapo", **given, **settings)
             with models.fits() as row:
                 own = models.ours(trainer, rows, update, 1, size.timed)
                 usual = usual if count else own.seconds

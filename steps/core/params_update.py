@@ -52,20 +52,6 @@ class Update(Loss):
     without_signal: Literal["count", "drop"] = "count"
     """What becomes of trajectories that are unscored, masked, or of a group whose scores are all equal. count: they are in
     the loss's averages and, unless masked, in its KL term, as in TRL. drop: in neither, so that the others weigh more."""
-    vllm_importance_sampling_correction: bool | None = None
-    """Take ratios to the trainer's own logprobs, and weight the loss by trainer / sampler. Default: true with policy.dtype
-    bfloat16, in which the two round differently, and for batches that an older adapter sampled (train.overlap); else false.
-    """
-    vllm_importance_sampling_mode: (
-        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
-    ) = None
-    """Whether those weights are of tokens or of whole sequences, and whether too large ones are cut or left out.
-    Default: sequence_mask, and token_truncate where the correction is on by default: over a long sequence rounding alone, or
-    a small step of the policy, would leave the bounds. Read with the correction, as are the two below."""
-    vllm_importance_sampling_clip_max: float | None = Field(None, gt=0)
-    """The largest weight. Default: 3. null: no upper bound."""
-    vllm_importance_sampling_clip_min: float | None = Field(None, gt=0)
-    """The smallest weight. Default: no lower bound."""
     max_sampler_kl: float | None = Field(None, gt=0)
     """KL divergence between sampler and trainer, in nats per token before the update, above which the stage fails.
     Default: 1e-3; with policy.dtype bfloat16 2e-4 for each layer of the model, and 1e-3 at least (docs/update.md)."""
@@ -81,8 +67,6 @@ class Update(Loss):
         """Put in the defaults that depend on other fields. ValueError for a field that nothing would read."""
         is_soft = self.truncated_completions == "soft_overlong"
         is_penalised = is_soft or self.truncated_completions == "penalise"
-        is_corrected, correction = self.vllm_importance_sampling_correction, "vllm_importance_sampling_correction: true"
-        unbounded = "vllm_importance_sampling_clip_max" in self.model_fields_set  # written as null
         self._resolve_loss()
         is_summed = at(self, "multi_objective_aggregation") != "normalize_then_sum"
         settle(self, "scale_rewards", "group", is_summed, "multi_objective_aggregation: sum_then_normalize")
@@ -90,40 +74,19 @@ class Update(Loss):
         settle(self, "truncation_penalty", 1.0 if is_soft else 0.5, is_penalised, penalised)
         if is_soft and not ports.names("punishment"):
             raise ValueError(ports.lacking("punishment", "soft_overlong", "update.truncated_completions"))
-        if is_corrected is None:  # the dtype decides: `of_dtype`
-            return self
-        mode = "token_truncate" if self.loss_type == "vespo" else "sequence_mask"
-        settle(self, "vllm_importance_sampling_mode", mode, is_corrected, correction)
-        settle(self, "vllm_importance_sampling_clip_max", None if unbounded else 3.0, is_corrected, correction)
-        settle(self, "vllm_importance_sampling_clip_min", None, is_corrected, correction)
-        if self.loss_type == "vespo" and str(self.vllm_importance_sampling_mode).startswith("sequence"):
-            raise ValueError(
-                f"update.vllm_importance_sampling_mode: {self.vllm_importance_sampling_mode} does not go with "
-                "update.loss_type: vespo, which multiplies the tokens' weights itself: set token_truncate or token_mask"
-            )
         return self
 
-    def of_dtype(self, dtype: str) -> Update:
-        """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
-        update = self
-        if update.vllm_importance_sampling_correction is None:
-            update = self._corrected_by_default(dtype == "bfloat16")  # which checks what depends on it, too
-            if dtype == "float32":
-                update = self  # still open: `lagging` decides for each batch
+    def of_dtype(self, dtype: str, is_older: bool = False) -> Update:
+        """The section with the defaults that depend on policy.dtype, and on whether an older adapter sampled the batch.
+        ValueError for a field that nothing would read then."""
+        update = self.corrected(dtype, is_older)
         if update.max_sampler_kl is None and dtype == "float32":
             update = update.model_copy(update={"max_sampler_kl": 1e-3})
         return update
 
-    def lagging(self) -> Update:
-        """The section for a batch that an older adapter sampled: with the correction, which is on by default then."""
-        return self if self.vllm_importance_sampling_correction else self._corrected_by_default(True)
-
-    def _corrected_by_default(self, is_corrected: bool) -> Update:
-        fields = {name: getattr(self, name) for name in self.model_fields_set}
-        fields["vllm_importance_sampling_correction"] = is_corrected
-        if is_corrected and self.vllm_importance_sampling_mode is None:
-            fields["vllm_importance_sampling_mode"] = "token_truncate"
-        return Update(**fields)
+    def corrected(self, dtype: str, is_older: bool) -> Update:
+        """The same, of what the add-on terms corrects the loss by."""
+        return self
 
     def sampler_limit(self, layers: int) -> float:
         """The limit of the KL divergence for a model of so many layers, in nats per token."""

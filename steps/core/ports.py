@@ -128,7 +128,9 @@ SECTIONS = {
             update.ref_model_mixup_alpha update.ref_model_sync_steps update.router_aux_loss_coef
             update.sapo_temperature_neg update.sapo_temperature_pos update.sync_ref_model
             update.top_entropy_quantile update.use_adaptive_entropy update.vespo_k_neg update.vespo_k_pos
-            update.vespo_lambda_neg update.vespo_lambda_pos update.warmup_steps""",
+            update.vespo_lambda_neg update.vespo_lambda_pos update.vllm_importance_sampling_clip_max
+            update.vllm_importance_sampling_clip_min update.vllm_importance_sampling_correction
+            update.vllm_importance_sampling_mode update.warmup_steps""",
         "tripwires": "promote.false_alarms train.tripwires",
     }.items()
     for key in keys.split()

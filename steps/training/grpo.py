@@ -24,7 +24,7 @@ from steps.core.stats import added
 from steps.policy.machine import deterministic
 from steps.training import packing
 from steps.training.batches import TOKENS, Example, OptimizerStep, by_group, share_of, split_steps
-from steps.training.loss import Correction, SamplerCheck, TrlLoss, clip_gradient
+from steps.training.loss import SamplerCheck, TrlLoss, clip_gradient
 from steps.training.meter import Meter, metrics
 from steps.training.model import adapter_of
 from steps.training.processes import gathered, process
@@ -53,7 +53,7 @@ class Trainer(Trained):
 
         UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
-        settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
+        settings = settings.of_dtype(self.policy.dtype, is_older=behaviour is not None)
         with deterministic(at(self.policy, "deterministic")):
             return self._train(examples, self.with_micro_batches(examples, settings), temperature, seed, behaviour)
 
@@ -69,15 +69,14 @@ class Trainer(Trained):
         self.set_checkpointing(bool(settings.gradient_checkpointing))
         optimizer = self._optimizer(settings)
         sampler_check = SamplerCheck()
-        correction = Correction(settings) if settings.vllm_importance_sampling_correction else None
-        loss = TrlLoss(settings, self.model, temperature, self.policy.context, correction, self.terms)
+        loss = TrlLoss(settings, self.model, temperature, self.policy.context, self.terms)
         common: dict[str, float] = {}  # metrics that are the same in every process
         if behaviour:  # that it sampled the batch is checked on a trajectory of each group
             with adapter_of(self.model, behaviour):
                 self._spot_check(examples, frozenset(), settings, temperature, seed, sampler_check)
         checks = [] if behaviour else [sampler_check.add]  # those of what is computed before a weight changes
-        if correction:
-            self._correct(correction, steps[1:], temperature, checks)
+        if any(term.looks_ahead for term in self.terms):
+            self._look_ahead(steps[1:], temperature, checks)
         else:
             self._spot_check(examples, steps[0].groups, settings, temperature, seed, sampler_check)
         measured, norms = Meter(), 0.0
@@ -112,7 +111,6 @@ class Trainer(Trained):
         for term in self.terms:  # the last step may have been shortened
             term.stepped(self)
         common |= {} if divergence is None else {"update/kl": divergence, "update/kept": trust.kept}
-        common |= Correction.metrics(gathered((correction.sums, correction.extremes))) if correction else {}
         for term in self.terms:
             common |= term.metrics()
         measure(learning_rate=optimizer.param_groups[0]["lr"])  # of the last step; kept beside the stage's seconds
@@ -273,15 +271,11 @@ class Trainer(Trained):
         with torch.no_grad(), inside:
             return packing.token_logps(self.model, packed, temperature, with_entropies=False)[0]
 
-    def _correct(
-        self,
-        correction: Correction,
-        steps: Sequence[OptimizerStep],
-        temperature: float,
-        observers: Sequence[Callable[..., None]],
+    def _look_ahead(
+        self, steps: Sequence[OptimizerStep], temperature: float, observers: Sequence[Callable[..., None]]
     ) -> None:
-        """Correct the optimiser steps that are made with other weights than the present ones: all but the first, whose own
-        forward pass has the old policy's logprobs."""
+        """Show terms the optimiser steps that are made with other weights than the present ones: all but the first, whose
+        own forward pass has the old policy's logprobs. Observers see those that have a gradient."""
         import torch
 
         with torch.no_grad():
@@ -290,7 +284,8 @@ class Trainer(Trained):
                 old, entropies = self._pass(batch, packed, temperature)
                 for observer in observers if id(batch) in learning else ():
                     observer(old, entropies, batch)
-                correction.correct(batch, old)
+                for term in self.terms:
+                    term.forward(batch, old)
 
     @staticmethod  # which benchmarks/gpu measures by itself
     def _accumulate(loss: TrlLoss, batch: dict[str, Any], step: OptimizerStep, steps: int) -> None:

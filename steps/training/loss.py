@@ -18,7 +18,6 @@ from steps.core.errors import UserError
 from steps.core.imports import import_lean
 from steps.core.params_loss import SAPO, VESPO
 from steps.core.section import at
-from steps.core.stats import added
 from steps.training import packing
 from steps.training.meter import Meter
 from steps.training.terms import Term
@@ -48,10 +47,8 @@ class TrlLoss:
         model: Any,
         temperature: float,
         max_completion_length: int,
-        correction: Correction | None = None,
         terms: Sequence[Term] = (),
     ) -> None:
-        """`correction` is given the micro-batches that come without a ratio, by this loss's own forward pass."""
         import_lean("peft", "trl.trainer.grpo_trainer")
         from trl import GRPOTrainer
 
@@ -59,7 +56,6 @@ class TrlLoss:
         self.get_gamma_weights = GRPOTrainer.get_gamma_weights
         self.get_off_policy_mask = GRPOTrainer.get_off_policy_mask
         self.model = model
-        self.correction = correction
         self.temperature = temperature
         # in TRL, GSPO (Zheng et al. 2025, arXiv:2507.18071) is GRPO with the ratio of whole rows
         self.loss_type = "grpo" if settings.loss_type == "gspo" else settings.loss_type
@@ -72,7 +68,7 @@ class TrlLoss:
         self.epsilon_high = settings.epsilon_high
         self.off_policy_mask_threshold = at(settings, "off_policy_mask_threshold")
         self.top_entropy_quantile, self.entropy_coef, self._entropy_bonus_enabled = 1.0, 0.0, False
-        self.use_vllm = self.vllm_importance_sampling_correction = settings.vllm_importance_sampling_correction
+        self.use_vllm = self.vllm_importance_sampling_correction = False
         self.max_completion_length = max_completion_length
         usual = SAPO | VESPO
         self.args = SimpleNamespace(
@@ -142,82 +138,11 @@ class TrlLoss:
             more |= {"routed": routed} if self.balance is not None else {}
             logps, entropies = packing.token_logps(self.model, packed, self.temperature, **more)
         self.logps, self.entropies = logps.detach(), entropies.detach()
-        if self.correction and "importance_sampling_ratio" not in self._batch:  # TRL reads it from there after this
-            self.correction.correct(self._batch, self.logps)
+        for term in self.terms:
+            term.forward(self._batch, self.logps)
         if self.balance is None or not routed or self._batch.get("is_idle"):
             return logps, entropies, logps.detach().sum() * 0
         return logps, entropies, self.balance(packed, routed) * self.current_gradient_accumulation_steps
-
-
-def sampler_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
-    """Truncated importance sampling between sampler and trainer (Yao et al. 2025), in TRL's four modes: [B, S] or [B, 1].
-
-    `truncate` clamps the ratio to the bounds, `mask` sets a ratio outside them to zero; both for single tokens, or for the
-    product over a trajectory.
-    """
-    ratio = unbounded_ratio(old, sampling, mask, settings)  # 1 where padded
-    low, high = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
-    outside = (ratio < (low if low is not None else -1)) | (ratio > (high if high is not None else float("inf")))
-    bounded = ratio.masked_fill(outside, 0.0)
-    if str(settings.vllm_importance_sampling_mode).endswith("truncate"):
-        bounded = ratio if low is high is None else ratio.clamp(low, high)
-    # padding is no token, or vespo's product would have more of it in a micro-batch with a longer trajectory
-    return bounded if ratio.shape != mask.shape else bounded.masked_fill(mask == 0, 1.0)
-
-
-def unbounded_ratio(old: Any, sampling: Any, mask: Any, settings: Update) -> Any:
-    """Trainer / sampler of each token [B, S], or of each trajectory [B, 1], by the mode."""
-    difference = (old - sampling) * mask
-    if str(settings.vllm_importance_sampling_mode).startswith("sequence"):
-        difference = difference.sum(-1, keepdim=True)
-    return difference.exp()
-
-
-class Correction:
-    """Importance sampling between sampler and trainer, micro-batch by micro-batch, and TRL's metrics of its ratios: over
-    sampled tokens, or over trajectories where each has one ratio (those that are masked have 1)."""
-
-    def __init__(self, settings: Update) -> None:
-        self.settings = settings
-        # Tokens, nats between trainer and sampler, ratios, sum of those, how many left the bounds.
-        self.sums = [0.0] * 5
-        self.extremes = [math.inf, 0.0, 0.0]  # smallest ratio, largest ratio, most nats
-
-    def correct(self, batch: dict[str, Any], old: Any) -> None:
-        """Give a micro-batch the old policy's logprobs [B, S], which are the trainer's before the update, and the ratio."""
-        sampling, mask = batch["sampling_per_token_logps"], batch["completion_mask"]
-        ratio = sampler_ratio(old, sampling, mask, self.settings)
-        batch |= {"old_per_token_logps": old, "importance_sampling_ratio": ratio}
-        if batch.get("is_idle"):
-            return
-        counted = mask if ratio.shape == mask.shape else mask.new_ones(ratio.shape)
-        outside = ratio != unbounded_ratio(old, sampling, mask, self.settings)
-        nats = ((old - sampling) * mask).abs()
-        sums = (mask, nats, counted, ratio * counted, outside * counted)
-        self.sums = [total + float(new.double().sum()) for total, new in zip(self.sums, sums, strict=True)]
-        used = ratio[counted.bool()]
-        if used.numel():
-            low, high, most = self.extremes
-            self.extremes = [min(low, float(used.min())), max(high, float(used.max())), max(most, float(nats.max()))]
-
-    @staticmethod
-    def metrics(corrections: Sequence[tuple[list[float], list[float]]]) -> dict[str, float]:
-        """TRL's metrics, and the share of ratios that left the bounds, from the (sums, extremes) of all processes; none
-        without tokens."""
-        tokens, nats, ratios, ratio, outside = (
-            added(values) for values in zip(*(sums for sums, _ in corrections), strict=True)
-        )
-        lows, highs, mosts = zip(*(extremes for _, extremes in corrections), strict=True)
-        if not tokens:
-            return {}
-        return {
-            "sampling/sampling_logp_difference/mean": nats / tokens,
-            "sampling/sampling_logp_difference/max": max(mosts),
-            "sampling/importance_sampling_ratio/min": min(lows),
-            "sampling/importance_sampling_ratio/mean": ratio / ratios,
-            "sampling/importance_sampling_ratio/max": max(highs),
-            "sampling/importance_sampling_ratio/out_of_bounds": outside / ratios,
-        }
 
 
 class SamplerCheck:

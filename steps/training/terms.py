@@ -35,6 +35,7 @@ class Term:
     learns_everywhere = False  # whether trajectories without a signal have a gradient of it
     learns_entropies = False  # whether it needs the gradient of entropies
     surveys = False  # whether it asks for a pass over each whole optimiser step before its gradient
+    looks_ahead = False  # whether it asks for `forward` of each micro-batch before a weight changes
     is_routed = False  # whether it asks for the logits of a mixture of experts' routers
 
     def __init__(self, settings: Update) -> None:
@@ -55,6 +56,9 @@ class Term:
 
     def reference(self, weights: dict[str, Any]) -> AbstractContextManager[Any] | None:
         """Inside, the model computes with the reference's weights; None where those are not this term's."""
+
+    def forward(self, batch: dict[str, Any], logps: Any) -> None:
+        """After a forward pass of a micro-batch, before TRL's loss reads it; `logps`: [B, S], without gradient."""
 
     def weigh(self, loss: TrlLoss, batch: dict[str, Any], share: float) -> None:
         """Before the loss of a micro-batch that is this share of its optimiser step."""
@@ -88,5 +92,5 @@ def terms_of(settings: Update) -> list[Term]:
 
 def asking(settings: Update) -> list[str]:
     """The settings that ask for a term."""
-    fields = type(settings).model_fields
-    return [name for name in names("term") if getattr(settings, name) != fields[name].default]
+    values = {name: (getattr(settings, name), type(settings).model_fields[name].default) for name in names("term")}
+    return [name for name, (value, default) in values.items() if value != default and value is not False]

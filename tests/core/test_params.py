@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from addons.starts.section import Started
 from addons.supervised.section import Sft
+from addons.terms.section import Terms
 from steps.core import params
 from steps.core.errors import UserError
 from steps.core.params import Params, RegisterParams, RolloutParams, Section, Update, load, parse
@@ -619,10 +620,11 @@ def test_several_processes_and_cards_that_do_not_go_together(
 def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> None:
     """By default with weights of tokens; a choice of one's own stays. The correction cannot be off beside an overlap."""
     update = Params.model_validate({"train": {"overlap": 1}}).update
+    terms = Terms.of(update)
     assert (
-        update.vllm_importance_sampling_correction is None
+        terms.vllm_importance_sampling_correction is None
     )  # each batch decides: those of the first iterations are new
-    lagging = update.lagging()
+    lagging = Terms.of(update.of_dtype("float32", is_older=True))
     assert (lagging.vllm_importance_sampling_correction, lagging.vllm_importance_sampling_mode) == (
         True,
         "token_truncate",
@@ -635,7 +637,7 @@ def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> Non
         == update
     )
     chosen = Update.model_validate(CORRECTED | {"vllm_importance_sampling_clip_max": 2.0})
-    assert chosen.lagging() is chosen
+    assert chosen.of_dtype("bfloat16", is_older=True) is chosen
     off = {"update": {"vllm_importance_sampling_correction": False}}
     assert "does not go with train.overlap: 2" in refused(off | {"train": {"overlap": 2}})
     assert "train.overlap: Input should be less than or equal to 4" in refused({"train": {"overlap": 5}})
@@ -647,17 +649,19 @@ def test_the_dtype_decides_what_rounding_may_do() -> None:
         ("bfloat16", True, "token_truncate", (1e-3, 6e-3)),
     ):
         update = Params.model_validate({"policy": {"dtype": dtype}}).update
-        assert update.vllm_importance_sampling_correction == corrected
-        assert update.vllm_importance_sampling_mode == mode
+        assert Terms.of(update).vllm_importance_sampling_correction == corrected
+        assert Terms.of(update).vllm_importance_sampling_mode == mode
         assert tuple(update.sampler_limit(layers) for layers in (2, 30)) == pytest.approx(limits)
         assert update.of_dtype(dtype) == update
     policy = {"dtype": "bfloat16"}
     chosen = {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": None}
     update = Params.model_validate({"policy": policy, "update": chosen | {"max_sampler_kl": 0.1}}).update
-    assert (update.vllm_importance_sampling_mode, update.vllm_importance_sampling_clip_max) == ("sequence_mask", None)
+    terms = Terms.of(update)
+    assert (terms.vllm_importance_sampling_mode, terms.vllm_importance_sampling_clip_max) == ("sequence_mask", None)
     assert update.sampler_limit(30) == 0.1
     off = {"vllm_importance_sampling_correction": False}
-    assert not Params.model_validate({"policy": policy, "update": off}).update.vllm_importance_sampling_correction
+    uncorrected = Terms.of(Params.model_validate({"policy": policy, "update": off}).update)
+    assert not uncorrected.vllm_importance_sampling_correction
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode would have no effect"):
         Params.model_validate({"update": {"vllm_importance_sampling_mode": "token_mask"}})
 

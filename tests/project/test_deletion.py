@@ -171,6 +171,10 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.vespo_k_pos": 1.0,
     "update.vespo_lambda_neg": 1.0,
     "update.vespo_lambda_pos": 1.0,
+    "update.vllm_importance_sampling_clip_max": 2.0,
+    "update.vllm_importance_sampling_clip_min": 0.5,
+    "update.vllm_importance_sampling_correction": True,
+    "update.vllm_importance_sampling_mode": "token_mask",
     "update.warmup_steps": 2,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there

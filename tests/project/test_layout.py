@@ -45,11 +45,11 @@ LEVELS = {
     "addons": {
         **dict.fromkeys(("gpu", "masking"), 0),
         **dict.fromkeys(
-            """accelerate advantages agents drawing families gguf kernels lineage models overlap pictures planning quicker
+            """accelerate advantages agents drawing families gguf kernels lineage models pictures planning quicker
             readiness report selfplay sharing starts templates terms trackers tripwires""".split(),
             1,
         ),
-        **dict.fromkeys(("fleet", "judges", "production"), 2),
+        **dict.fromkeys(("fleet", "judges", "overlap", "production"), 2),
         "supervised": 3,
     },
 }

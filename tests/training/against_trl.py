@@ -261,7 +261,7 @@ class Trl:
         trainer.beta, trainer.args.use_bias_correction_kl = update.beta, bool(update.use_bias_correction_kl)
         trainer.epsilon_low, trainer.epsilon_high = update.epsilon, update.epsilon_high
         trainer.mask_truncated_completions = update.truncated_completions == "mask"
-        trainer.use_vllm = trainer.vllm_importance_sampling_correction = update.vllm_importance_sampling_correction
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = terms.vllm_importance_sampling_correction
         for name in ("mode", "clip_min", "clip_max"):
             name = f"vllm_importance_sampling_{name}"
             setattr(trainer, name, getattr(update, name))
@@ -291,7 +291,7 @@ class Trl:
                 for score, taken, parts in zip(batch.scores, batch.taken(update), batch.parts, strict=True)
             ]
         )
-        if not update.vllm_importance_sampling_correction:
+        if not Terms.of(update).vllm_importance_sampling_correction:
             whole["old_per_token_logps"] = whole["sampling_per_token_logps"]
         return dict(whole)
 

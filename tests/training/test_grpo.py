@@ -38,6 +38,7 @@ from tests.support.tiny import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+CORRECTION = "vllm_importance_sampling_correction"
 
 
 # --- Advantages
@@ -201,7 +202,7 @@ def test_what_has_no_gradient_is_counted_and_passes_forward_alone(
     corrected: bool,
 ) -> None:
     trainer, examples = with_flat_groups
-    update = Update(beta=beta, steps_per_generation=3, vllm_importance_sampling_correction=corrected)
+    update = Update.model_validate({"beta": beta, "steps_per_generation": 3, CORRECTION: corrected})
     steps = trainer._steps(examples, update, seed=3)
     assert [step.trajectories for step in steps] == [8, 8, 8]
     assert (
@@ -398,7 +399,7 @@ def test_checkpointing_is_on_where_it_is_asked_for(policy: Policy) -> None:
 def test_each_group_is_checked_against_the_sampler(policy: Policy, steps: int, corrected: bool) -> None:
     trainer = moved(Trainer(policy, seed=1))
     rows = sampled_by(trainer.model, random_rows(16, seed=2), 1.0)
-    update = Update(steps_per_generation=steps, vllm_importance_sampling_correction=corrected)
+    update = Update.model_validate({"steps_per_generation": steps, CORRECTION: corrected})
     for wrong in range(4):  # all attempts of one group, whichever step it is in
         logprobs = [[value - 0.5 * (number // 4 == wrong) for value in row.logprobs] for number, row in enumerate(rows)]
         shifted = [Row(row.ids, row.mask, new) for row, new in zip(rows, logprobs, strict=True)]
@@ -413,7 +414,7 @@ def test_the_first_step_is_corrected_by_its_own_forward_pass(
 ) -> None:
     """No other pass is made for it, and the weights are the same bits as with one."""
     calls: list[Any] = []
-    forward, split, correct = packing.token_logps, Trainer._steps, Trainer._correct
+    forward, split, look_ahead = packing.token_logps, Trainer._steps, Trainer._look_ahead
 
     def counted(*words: Any, **more: Any) -> Any:
         calls.append(words)
@@ -427,12 +428,12 @@ def test_the_first_step_is_corrected_by_its_own_forward_pass(
         made = split(trainer, with_advantages(rows), update, 1)
         monkeypatch.setattr(trainer, "_steps", lambda *_: made)
         if all_steps_first:
-            monkeypatch.setattr(trainer, "_correct", lambda own, _, *more: correct(trainer, own, made, *more))
+            monkeypatch.setattr(trainer, "_look_ahead", lambda _, *more: look_ahead(trainer, made, *more))
         calls.clear()
         trainer.train(with_advantages(rows), update, 1.0, seed=1)
         return len(calls), list(trainer.weights.values())
 
-    update = Update(beta=0.0, steps_per_generation=steps, vllm_importance_sampling_correction=True, **LOOSE)
+    update = Update.model_validate({"beta": 0.0, "steps_per_generation": steps, CORRECTION: True, **LOOSE})
     passes, weights = updated(all_steps_first=False)
     assert passes == 2 * steps - 1, "one for the gradient of each step, and one before it for all but the first"
     passes, others = updated(all_steps_first=True)
@@ -591,7 +592,7 @@ def test_an_update_in_bfloat16_goes_the_way_of_one_in_float32(policy: Policy) ->
             "beta": 0.0,
             "steps_per_generation": 1,
             "learning_rate": 1e-3,
-            "vllm_importance_sampling_correction": False,
+            CORRECTION: False,
         }
         update = Update.model_validate(same | LOOSE)
         kls.append(trainer.train(examples, update, 1.0, seed=2)["sampler_kl"])

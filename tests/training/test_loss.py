@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from addons.terms.section import Terms
 from steps.core.errors import UserError
 from steps.core.params import Policy, Update
 from steps.core.records import Row
 from steps.training.batches import Example
 from steps.training.grpo import Trainer
-from steps.training.loss import SamplerCheck, TrlLoss, check_sampler, sampler_kl, sampler_ratio
+from steps.training.loss import SamplerCheck, TrlLoss, check_sampler, sampler_kl
 from tests.support.tiny import (
     LOOSE,
     moved,
@@ -146,9 +147,10 @@ def importance(update: Update, difference: Any) -> Any:
     """Weights of a trajectory's sampled tokens: ratios of trainer to sampler within bounds."""
     import torch
 
-    level, _, what = str(update.vllm_importance_sampling_mode).partition("_")
+    terms = Terms.of(update)
+    level, _, what = str(terms.vllm_importance_sampling_mode).partition("_")
     ratio = (difference.sum(0, keepdim=True) if level == "sequence" else difference).exp()
-    low, high = update.vllm_importance_sampling_clip_min or 0.0, update.vllm_importance_sampling_clip_max or math.inf
+    low, high = terms.vllm_importance_sampling_clip_min or 0.0, terms.vllm_importance_sampling_clip_max or math.inf
     inside = (ratio >= low) & (ratio <= high)
     return torch.where(inside, ratio, 0.0) if what == "mask" else ratio.clamp(low, high)
 
@@ -358,46 +360,6 @@ def test_a_gradient_step_raises_what_was_good_and_lowers_what_was_bad(policy: Po
 
 
 # --- The sampler's share
-
-
-RATIOS = [[2.0, 0.5, 4.0, 9.0], [0.25, 1.0, 9.0, 9.0], [3.0, 9.0, 9.0, 9.0]]  # trainer / sampler
-SAMPLED = [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("mode", "low", "high", "expected"),
-    [
-        ("token_truncate", None, 3, [[2, 0.5, 3], [0.25, 1], [3]]),
-        ("token_truncate", 0.4, 3, [[2, 0.5, 3], [0.4, 1], [3]]),
-        ("token_truncate", 0.4, None, [[2, 0.5, 4], [0.4, 1], [3]]),
-        ("token_truncate", None, None, [[2, 0.5, 4], [0.25, 1], [3]]),
-        ("token_mask", None, 3.001, [[2, 0.5, 0], [0.25, 1], [3]]),
-        ("token_mask", 0.4, 2.5, [[2, 0.5, 0], [0, 1], [0]]),
-        ("token_mask", 0.4, None, [[2, 0.5, 4], [0, 1], [3]]),
-        ("token_mask", None, None, [[2, 0.5, 4], [0.25, 1], [3]]),
-        # of rows: 2 × 0.5 × 4 = 4, 0.25 × 1, 3
-        ("sequence_truncate", None, 3.5, [[3.5], [0.25], [3]]),
-        ("sequence_truncate", 0.4, 2, [[2], [0.4], [2]]),
-        ("sequence_truncate", 0.4, None, [[4], [0.4], [3]]),
-        ("sequence_truncate", None, None, [[4], [0.25], [3]]),
-        ("sequence_mask", None, 3.5, [[0], [0.25], [3]]),
-        ("sequence_mask", 0.4, 2, [[0], [0], [0]]),
-        ("sequence_mask", 0.4, None, [[4], [0], [3]]),
-        ("sequence_mask", None, None, [[4], [0.25], [3]]),
-    ],
-)
-def test_sampler_ratio_by_hand(mode: str, low: float | None, high: float | None, expected: list[list[float]]) -> None:
-    import torch
-
-    bounds = {"vllm_importance_sampling_clip_min": low, "vllm_importance_sampling_clip_max": high}
-    update = Update.model_validate(CORRECTED | {"vllm_importance_sampling_mode": mode}).model_copy(update=bounds)
-    sampling = torch.tensor([[-1.0, -2.0, -3.0, -4.0]] * 3)
-    old, mask = sampling + torch.tensor(RATIOS).log(), torch.tensor(SAMPLED, dtype=torch.float32)
-    found = sampler_ratio(old, sampling, mask, update)
-    assert found.shape == ((3, 1) if mode.startswith("sequence") else (3, 4))
-    for row, values in zip(found.tolist(), expected, strict=True):
-        assert row[: len(values)] == pytest.approx(values, abs=1e-5)
-        assert all(math.isfinite(value) for value in row)
 
 
 @pytest.mark.parametrize(
