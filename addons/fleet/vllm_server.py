@@ -54,7 +54,7 @@ def options(policy: Policy, on_gpu: bool) -> list[str]:
     words += ["--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
     words += ["--enable-scale-out"]  # /inference/v1/generate
     words += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
-    words += ["--gpu-memory-utilization", str(policy.gpu_memory)]
+    words += ["--gpu-memory-utilization", str(policy.engine_memory)]
     words += bring("gpu", "device", GPU).of_server(policy) if at(policy, "needs_gpus") else []
     return words if on_gpu else [*words, "--enforce-eager", "--worker-cls", WORKER]
 

@@ -19,6 +19,8 @@ class Cards(MoreFields):
     deterministic: bool = False
     """Same inputs, same bytes on a GPU, too, at a price in speed: kernels whose sums have a fixed order. CPUs always compute
     so."""
+    gpu_memory: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU's memory that the engine takes; the rest is for training."""
     tensor_parallel: int = Field(1, ge=1, le=64)
     """GPUs among which the engine divides the model, for one that does not fit on one of them (vLLM's tensor_parallel_size).
     On a CPU 1 alone."""

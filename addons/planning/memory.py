@@ -199,7 +199,7 @@ def packed(shape: Shape, number: int) -> float:
 
 
 def on_card(shape: Shape, params: Params, batch: Batch, machine: Machine) -> Memory:
-    share = params.policy.gpu_memory * machine.memory
+    share = params.policy.engine_memory * machine.memory
     cost = costs(shape, params)
     a_token = cost.checkpointed if params.update.gradient_checkpointing else cost.whole
     cache = share - weights(shape, params) - engine_buffers(shape, params, batch.episodes, machine) - CARD_CONTEXT

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from steps.core.section import Section, opened
+from steps.core.section import Section, at, opened
 
 
 class Lora(Section):
@@ -51,8 +51,6 @@ class Policy(Section):
     threads: int = Field(2, ge=1, le=1024)
     """Threads that sampling and training compute with on a CPU, one per core. Another number rounds sums otherwise: the run
     gives other bytes. Give a machine with more cores more of them."""
-    gpu_memory: float = Field(0.5, gt=0, lt=1)
-    """Share of a GPU's memory that the engine takes; the rest is for training."""
 
     @model_validator(mode="after")
     def check(self) -> Policy:
@@ -71,6 +69,11 @@ class Policy(Section):
     def has_adapter(self) -> bool:
         """Whether it is the base model with an adapter, which can learn, wherever its engines are."""
         return self.kind in ("vllm", "ray", "server")
+
+    @property
+    def engine_memory(self) -> float:
+        """The share of a GPU's memory that the engine takes: the add-on gpu lets it be chosen."""
+        return at(self, "gpu_memory") or 0.5
 
     @property
     def is_gguf(self) -> bool:

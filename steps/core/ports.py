@@ -113,7 +113,8 @@ SECTIONS = {
         "agents": "agents rollout.grammar",
         "drawing": "rollout.curriculum rollout.resample",
         "fleet": "evaluate.shards policy.cluster policy.engines policy.servers rollout.shards",
-        "gpu": "policy.deterministic policy.quantization policy.rollout_quantization policy.tensor_parallel",
+        "gpu": """policy.deterministic policy.gpu_memory policy.quantization policy.rollout_quantization
+            policy.tensor_parallel""",
         "judges": "evaluate.judge score.criteria score.judges.criteria score.judges.ruler score.ruler",
         "models": "evaluate.references policy.endpoint",
         "overlap": "train.overlap",
@@ -127,9 +128,10 @@ SECTIONS = {
             update.lr_scheduler_kwargs update.lr_scheduler_type update.max_steps update.off_policy_mask_threshold
             update.ref_model_mixup_alpha update.ref_model_sync_steps update.router_aux_loss_coef
             update.sapo_temperature_neg update.sapo_temperature_pos update.sync_ref_model
-            update.top_entropy_quantile update.use_adaptive_entropy update.vespo_k_neg update.vespo_k_pos
-            update.vespo_lambda_neg update.vespo_lambda_pos update.vllm_importance_sampling_clip_max
-            update.vllm_importance_sampling_clip_min update.vllm_importance_sampling_correction
+            update.top_entropy_quantile update.use_adaptive_entropy update.use_bias_correction_kl
+            update.vespo_k_neg update.vespo_k_pos update.vespo_lambda_neg update.vespo_lambda_pos
+            update.vllm_importance_sampling_clip_max update.vllm_importance_sampling_clip_min
+            update.vllm_importance_sampling_correction
             update.vllm_importance_sampling_mode update.warmup_steps""",
         "tripwires": "promote.false_alarms train.tripwires",
     }.items()

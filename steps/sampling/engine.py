@@ -127,7 +127,7 @@ class Engine:
             enable_prefix_caching=True,
             enforce_eager=not on_gpu,
             logprobs_mode="processed_logprobs",
-            gpu_memory_utilization=self.policy.gpu_memory,
+            gpu_memory_utilization=self.policy.engine_memory,
             enable_sleep_mode=on_gpu,
             disable_log_stats=True,
             # Without spaces between the parts of JSON, a policy that likes them cannot write them until it is cut off.

@@ -62,7 +62,7 @@ class Server(NamedTuple):
         words += ["--chat-template", text] if text else []
         words += ["--max-loras", "2"] if self.served else []  # the second is a canary's
         words += ["--served-model-name", f"{self.name}-base", *adapter_options(policy, self.name, str(adapter))]
-        return [*words, "--gpu-memory-utilization", str(policy.gpu_memory)]
+        return [*words, "--gpu-memory-utilization", str(policy.engine_memory)]
 
     def models(self) -> dict[str, str]:
         """The served models: their names, and the paths of their files. UserError where this server does not answer."""
