@@ -67,8 +67,8 @@ def copied(source: Path, folder: Path) -> str:
 def once(project: Path, folder: Path, store: Path, number: str) -> tuple[dict[str, float], int]:
     """Seconds of each part for iteration `number`, and how many trajectories were traced."""
     from addons.lineage.index import index
+    from addons.report import pages
     from addons.trackers.tracing.tracker import begin
-    from flows.deployment import pages
     from flows.terminal import report
     from steps.project.chain import read_chain
     from steps.project.ledger import Ledger

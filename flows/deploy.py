@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.deployment import pools
-from flows.deployment.pages import CHALLENGER
+from flows.deployment.artifacts import CHALLENGER
 from flows.deployment.workspace import POOL
 from steps.core import dotenv
 from steps.core.errors import UserError

@@ -23,7 +23,7 @@ from typing import Any
 from prefect import flow
 
 from environments.base import read_text
-from flows.deployment import pages
+from flows.deployment import artifacts
 from flows.deployment.checkout import restored
 from flows.deployment.settings import RescoreSettings
 from flows.promotion.evaluations import run_stage
@@ -79,7 +79,7 @@ def judge(folder: Path, number: str, update: bool) -> dict[str, Any]:
     return row
 
 
-@pages.shown
+@artifacts.shown
 def show_page(rows: list[dict[str, Any]]) -> None:
     """Show the comparison on the flow run's page in Prefect."""
     from prefect.artifacts import create_table_artifact

@@ -207,7 +207,7 @@ def promoted(summary: dict[str, Any]) -> list[str]:
 
 def show(lines: list[str]) -> None:
     """Show a turn's lines on the flow run's page."""
-    from flows.deployment.pages import shown
+    from flows.deployment.artifacts import shown
 
     @shown
     def make() -> None:

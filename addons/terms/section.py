@@ -96,8 +96,6 @@ class Terms(Correction):
     """k where the advantage is negative. Default: 3."""
     vespo_lambda_neg: float | None = Field(None, ge=0)
     """λ there. Default: 2."""
-    use_bias_correction_kl: bool | None = None
-    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
     delta: float | None = Field(None, gt=1)
     """The largest ratio where the advantage is negative, too (two-sided clipping, INTELLECT-2, arXiv:2505.07291); above
     1 + epsilon_high. Default: none. Read by the losses that read epsilon."""
@@ -131,6 +129,8 @@ class Terms(Correction):
     """Compute logits in float32 (ScaleRL, arXiv:2510.13786). Read with policy.dtype bfloat16; the engine goes on sampling
     with its own."""
 
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
     lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "constant"
     """How the learning rate falls until `max_steps`: to 0, or to the least one of lr_scheduler_kwargs."""
     lr_scheduler_kwargs: Minimum | None = None
@@ -148,7 +148,6 @@ class Terms(Correction):
             raise ValueError(
                 "update.sync_ref_model would have no effect: it is read with a beta above 0 alone; take it out"
             )
-        settle(self, "use_bias_correction_kl", True, update.beta != 0, "a beta above 0")
         settle(
             self, "delta", None, update.loss_type in CLIPPED, f"loss_type: {', '.join(CLIPPED[:-1])} or {CLIPPED[-1]}"
         )

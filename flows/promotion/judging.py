@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.deployment import pages
+from flows.deployment import artifacts
 from flows.deployment.settings import VersionSettings
 from flows.promotion.evaluations import OWN, Regression, evaluated, regression, regression_file
 from flows.terminal.report import RUN, read
@@ -217,7 +217,7 @@ def show_page(verdict: Verdict, picture: Path) -> None:
     from prefect.artifacts import create_markdown_artifact
 
     create_markdown_artifact(verdict_report.table(verdict), key="promotion", description=verdict.reason)
-    pages.show_picture(picture, "verdict", verdict.reason)
+    artifacts.show_picture(picture, "verdict", verdict.reason)
 
 
 def log_verdict(judged: Challenge, place: str) -> str:

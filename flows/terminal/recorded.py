@@ -89,3 +89,13 @@ def leave(code: int) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def origin() -> dict[str, str]:
+    """Tags that lead from MLflow to Prefect's flow run, and to its page where a server keeps it. Empty outside a flow."""
+    from prefect.runtime import flow_run
+
+    if not flow_run.id:
+        return {}
+    page = {"prefect_flow_run_url": str(flow_run.ui_url)} if os.environ.get("PREFECT_API_URL") else {}
+    return {"prefect_flow_run_id": str(flow_run.id), **page}

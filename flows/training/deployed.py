@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.deployment import cards, pages, workspace
+from flows.deployment import artifacts, cards, workspace
 from flows.deployment.settings import TrainSettings
 from flows.repro import folder_lock
 from flows.repro.parameters import set_params
@@ -64,7 +64,7 @@ def train_deployed(
         check(params)
     for line in start.prepare(params, keep=True):
         display.say(line)
-    pages.rename(folder.name)
+    artifacts.rename(folder.name)
     gpus.enter_context(cards.owned(workspace.root_of(folder), cards.needed(folder / "params.yaml")))
     summary = train_here(display, folder.name)
     for line in result_lines(summary):

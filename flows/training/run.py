@@ -21,9 +21,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 
-from flows.deployment import pages
 from flows.repro.pipeline import Pipeline
-from flows.terminal import health, report
+from flows.terminal import health, recorded, report
 from flows.terminal.command import stop_if_signalled, undisturbed
 from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
@@ -82,7 +81,7 @@ def open_trackers(display: RunDisplay, name: str = "") -> tuple[LastingMlflow, l
 
     display.begin("opening MLflow's store")
     log = partial(log_message, display)
-    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, pages.origin()), log)
+    mlflow = lasting.LastingMlflow(tracker.MlflowTracker(Path.cwd(), log, name, recorded.origin()), log)
     return mlflow, [mlflow, *(lasting.Guarded(begin, mlflow.tracker) for begin in every("tracker"))]
 
 
@@ -190,7 +189,7 @@ def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
     """All iterations, the tests and the registration."""
-    params = mlflow.tracker.params
+    params, pages = mlflow.tracker.params, list(every("pages"))
     overlap, iterations = lead(params), params.train.iterations
     origins, extend = start.origins(params), partial(write_chain, params)
     extend(1, 1)
@@ -218,7 +217,7 @@ def _iterations(
     sampled: Any = next(every("machine"), partial(nullcontext, list))
     with sampled() as drain, ExitStack() as stack:
         ahead = [stack.enter_context(each.Ahead(params, pipeline, submit)) for each in ahead_of(params)]
-        loop = Loop(run, ahead, trackers, drain, display, iterations)
+        loop = Loop(run, ahead, trackers, pages, drain, display, iterations)
         for iteration in range(1, iterations + 1):
             chosen = best(begun, curve)
             extend(min(iteration + overlap, iterations), iteration if chosen is curve[0] else chosen.name)
@@ -256,17 +255,15 @@ def _iterations(
     for tracker in trackers:
         tracker.finish()
     mlflow.log_artifact(RUN / "learning_curve.png")
-    if mlflow.tracker.run_name:
-        pages.rename(mlflow.tracker.run_name)
-    pages.end(RUN / "learning_curve.png", mlflow.tracker.where())
+    for page in pages:
+        page.end(RUN / "learning_curve.png", mlflow.tracker)
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     write_page(params, summary, mlflow, display.say)
-    pages.result(result_lines(summary))
     if (new := summary["registered"]) and new["version"]:
-        page = f"#/models/{new['name']}/versions/{new['version']}"
-        mlflow.note(f"Registered as [{new['name']}, version {new['version']}]({page}).")
-        if registered:
-            pages.challenger(**new)
+        link = f"#/models/{new['name']}/versions/{new['version']}"
+        mlflow.note(f"Registered as [{new['name']}, version {new['version']}]({link}).")
+    for page in pages:
+        page.result(result_lines(summary), new if registered and new and new["version"] else None)
     return summary
 
 
@@ -276,6 +273,7 @@ class Loop(NamedTuple):
     run: Callable[[str], bool]  # a stage, by its name; whether it ran
     ahead: Sequence[Any]  # the rollouts that run ahead of it, where there are some
     trackers: list[Tracker]
+    pages: Sequence[Any]  # what shows the run elsewhere
     drain: Callable[[], list[Sample]]
     display: RunDisplay
     iterations: int  # of the run at most
@@ -299,7 +297,8 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     if any(ran.values()):
         report.keep_overhead(iteration, time.monotonic() - started - now)
     row = report.iteration_row(iteration)
-    pages.iteration(curve, row, loop.iterations)
+    for page in loop.pages:
+        page.iteration(curve, row, loop.iterations)
     display.row(curve[-1], row["reward"], sum(seconds.values()) + (row["overhead_seconds"] or 0))
     if by_task := report.task_line(curve[-1]):
         display.say(by_task)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from steps.core.section import Section, at
+from steps.core.section import Section
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "luspo")  # losses whose ratio is clipped on both sides
 # epsilon and epsilon_high: of single tokens, of whole trajectories (as GSPO's paper), and of losses that have their own
@@ -34,6 +34,8 @@ class Loss(Section):
     reference: Literal["base", "start"] | None = None
     """The policy that this divergence is from. base: the base model without an adapter. start: what iteration 001 continues,
     by policy.start_from or the stage sft. Default: start where there is one, else base. Read with beta above 0."""
+    use_bias_correction_kl: bool | None = None
+    """Weight the KL's gradient by the policies' ratio, which removes its bias. Default: true; read with beta above 0."""
     epsilon: float | None = Field(None, gt=0, lt=1)
     """How far below 1 the ratio counts. Default: 0.2, of whole trajectories 3e-4, with luspo 2e-3; cispo, sapo and vespo do
     not read it."""
@@ -44,6 +46,7 @@ class Loss(Section):
     def _resolve_loss(self) -> None:
         """Put in the defaults that depend on the loss. ValueError for a field that it does not read."""
         loss = self.loss_type
+        settle(self, "use_bias_correction_kl", True, self.beta != 0, "a beta above 0")
         settle(self, "reference", None, self.beta != 0, "a beta above 0")
         if loss == "gspo" and self.importance_sampling_level == "token":
             raise ValueError(
@@ -51,7 +54,7 @@ class Loss(Section):
                 "ratio for a whole trajectory: set loss_type: grpo, or take it out"
             )
         level = "sequence" if loss in ("gspo", "luspo") else "token"
-        has_ratio = loss != "vespo" or (self.beta != 0 and at(self, "use_bias_correction_kl") is not False)
+        has_ratio = loss != "vespo" or bool(self.use_bias_correction_kl)
         reader = "a loss_type other than vespo, or with the KL term's ratio (use_bias_correction_kl)"
         settle(self, "importance_sampling_level", level, has_ratio, reader)
         is_clipped, clipped = loss in CLIPPED, f"loss_type: {', '.join(CLIPPED[:-1])} or {CLIPPED[-1]}"

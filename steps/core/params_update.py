@@ -34,8 +34,6 @@ class Update(Loss):
     bound, as in TRL."""
     learning_rate: float = Field(3e-4, gt=0)
     """Step size of AdamW."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     """How much AdamW keeps of the mean gradient at each optimiser step."""
     adam_beta2: float = Field(0.95, ge=0, lt=1)

@@ -79,6 +79,8 @@ The ports, and what their objects are:
                 put it on trial (flows/promote.py)
     masker      a Masker that finds more secrets than those that the environment holds (steps/core/masking.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
+    pages       a module that shows a run as it goes on: iteration(curve, row, iterations), end(picture, tracker),
+                result(lines, new), with the version that is new in the registry (flows/training/run.py)
     end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
                 story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
@@ -101,7 +103,7 @@ PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
     operators weights family turns template vision sharing grammar probe processes launcher ahead alone gpu page tracker
     machine warning watch preflight material scenarios start source opponent drawing generated teaching index trial way
-    masker reader end next dvc doctor""".split()
+    masker reader pages end next dvc doctor""".split()
 )
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {
@@ -128,11 +130,11 @@ SECTIONS = {
             update.lr_scheduler_kwargs update.lr_scheduler_type update.max_steps update.off_policy_mask_threshold
             update.ref_model_mixup_alpha update.ref_model_sync_steps update.router_aux_loss_coef
             update.sapo_temperature_neg update.sapo_temperature_pos update.sync_ref_model
-            update.top_entropy_quantile update.use_adaptive_entropy update.use_bias_correction_kl
+            update.top_entropy_quantile update.use_adaptive_entropy
             update.vespo_k_neg update.vespo_k_pos update.vespo_lambda_neg update.vespo_lambda_pos
             update.vllm_importance_sampling_clip_max update.vllm_importance_sampling_clip_min
             update.vllm_importance_sampling_correction
-            update.vllm_importance_sampling_mode update.warmup_steps""",
+            update.vllm_importance_sampling_mode update.warmup_steps update.weight_decay""",
         "tripwires": "promote.false_alarms train.tripwires",
     }.items()
     for key in keys.split()

@@ -74,7 +74,7 @@ class TrlLoss:
         self.args = SimpleNamespace(
             **{name: default if at(settings, name) is None else at(settings, name) for name, default in usual.items()},
             delta=at(settings, "delta"),
-            use_bias_correction_kl=at(settings, "use_bias_correction_kl") is not False,
+            use_bias_correction_kl=bool(settings.use_bias_correction_kl),
             steps_per_generation=1,
         )
         self.current_gradient_accumulation_steps = 1.0

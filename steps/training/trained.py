@@ -134,7 +134,7 @@ class Trained:
         optimizer = torch.optim.AdamW(
             self.weights.values(),
             lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
+            weight_decay=at(settings, "weight_decay") or 0.0,
             betas=(settings.adam_beta1, settings.adam_beta2),
         )
         for name, moments in self.moments.items():

@@ -16,7 +16,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed, exception_to_crashed_state
 
-from flows.deployment import pages
+from flows.deployment import artifacts
 from flows.terminal import recorded
 from flows.terminal.command import TakesTooLong, limit
 from steps.core.errors import UserError
@@ -43,7 +43,7 @@ def fake_flow(before: Callable[[], None], after: Callable[[], None]) -> Callable
 def at_hand() -> Iterator[None]:
     yield
     recorded.AWAY.clear()
-    pages.HANGS.clear()
+    artifacts.HANGS.clear()
 
 
 def nothing() -> None: ...
@@ -112,13 +112,13 @@ def test_a_server_that_does_not_begin_the_run_is_one_sentence(monkeypatch: pytes
 def test_an_artifact_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    @pages.shown
+    @artifacts.shown
     def artifact(seconds: float) -> None:
         made.append(1)
         time.sleep(seconds)
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
-    monkeypatch.setattr(pages, "PATIENCE", 0.05)
+    monkeypatch.setattr(artifacts, "PATIENCE", 0.05)
     artifact(60)
     artifact(0)
     assert made == [1]
@@ -222,3 +222,15 @@ def test_a_server_that_does_not_start_in_time_is_a_sentence(monkeypatch: pytest.
     monkeypatch.setattr(recorded, "flow", fake_flow(late, nothing))
     with pytest.raises(UserError, match=r"Prefect's server has not started in time.*STARTUP_TIMEOUT_SECONDS=170"):
         recorded.result_of("train", lambda: 1, print, "run")
+
+
+def test_mlflow_is_given_the_way_to_prefects_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.runtime import flow_run
+
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    assert recorded.origin() == {}, "outside a flow"
+    for name, value in {"id": "7", "ui_url": "http://127.0.0.1:4200/runs/flow-run/7"}.items():
+        monkeypatch.setattr(flow_run, name, value, raising=False)
+    assert recorded.origin() == {"prefect_flow_run_id": "7"}, "the page of a temporary server leads nowhere"
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    assert recorded.origin()["prefect_flow_run_url"] == "http://127.0.0.1:4200/runs/flow-run/7"

@@ -168,7 +168,6 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.sync_ref_model": True,
     "update.top_entropy_quantile": 0.2,
     "update.use_adaptive_entropy": True,
-    "update.use_bias_correction_kl": False,
     "update.vespo_k_neg": 1.0,
     "update.vespo_k_pos": 1.0,
     "update.vespo_lambda_neg": 1.0,
@@ -178,6 +177,7 @@ SETTINGS: dict[str, Any] = {  # place in params.yaml -> a setting there, also on
     "update.vllm_importance_sampling_correction": True,
     "update.vllm_importance_sampling_mode": "token_mask",
     "update.warmup_steps": 2,
+    "update.weight_decay": 0.1,
 }
 NEEDING = {  # add-on -> what another one does with it, and who says that it is not there
     "gpu": ("from addons.planning import memory; memory.training()", "a plan for a GPU"),

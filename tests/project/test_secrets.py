@@ -385,7 +385,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
     import prefect.artifacts
     from fastapi.encoders import jsonable_encoder
 
-    from flows.deployment import pages
+    from addons.report import pages
     from flows.deployment.settings import RescoreSettings
     from flows.terminal.report import Point
 
@@ -397,7 +397,7 @@ def shown(project: Project, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     point = Point(1, 0.5, (0.4, 0.6), 0.5)
     pages.iteration([point], {"reward": 0.5, "tokens_per_second": 3.0, "iteration": 1}, 1)
-    pages.end(project.root / "curve.png", f"MLflow: https://me:{core('git')}@example.com/")
+    pages.learned(project.root / "curve.png", f"MLflow: https://me:{core('git')}@example.com/")
     assert [more["key"] for _, more in given] == ["iterations", "progress", "trajectories", "learning-curve", "mlflow"]
     monkeypatch.delenv("PREFECT_API_URL")
     more = {f"score.ruler.endpoint.extra_body.{name}": make(name) for name, make in SETTINGS.items()}

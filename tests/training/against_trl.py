@@ -258,7 +258,7 @@ class Trl:
         trainer._last_world_entropy, trainer._entropy_window_stats = float("inf"), None
         for name in ("delta", *SAPO, *VESPO, *ENTROPY):
             setattr(trainer.args, name, getattr(update, name))
-        trainer.beta, trainer.args.use_bias_correction_kl = update.beta, bool(terms.use_bias_correction_kl)
+        trainer.beta, trainer.args.use_bias_correction_kl = update.beta, bool(update.use_bias_correction_kl)
         trainer.epsilon_low, trainer.epsilon_high = update.epsilon, update.epsilon_high
         trainer.mask_truncated_completions = update.truncated_completions == "mask"
         trainer.use_vllm = trainer.vllm_importance_sampling_correction = terms.vllm_importance_sampling_correction

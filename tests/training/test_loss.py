@@ -110,7 +110,7 @@ def expected_loss(
             clipped = ratio.clamp(1 - update.epsilon, 1 + update.epsilon_high)
             gain = torch.minimum(ratio * advantage, clipped * advantage)
         kl = torch.exp(reference - new) - (reference - new) - 1
-        if Terms.of(update).use_bias_correction_kl:
+        if update.use_bias_correction_kl:
             kl = kl * ratio
         sums.append((update.beta * kl - weight * gain).sum())
         counts.append(len(new))

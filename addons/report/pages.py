@@ -1,53 +1,23 @@
 """What Prefect's pages show of a run: a table of its iterations, its progress, the learning curve, and what the agent did.
-
-Nothing is made without a server that keeps it (PREFECT_API_URL). A failing artifact ends no run, and after one that
-took longer than PATIENCE no more are made. All of them are masked.
-"""
+All of it is masked."""
 
 from __future__ import annotations
 
-import base64
-import functools
-import logging
-import os
 import re
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ParamSpec
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
-from flows.terminal.command import TakesTooLong, limit
+from flows.deployment.artifacts import challenger, rename, show_picture, shown
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
 from steps.project.chain import iteration_name
 
+if TYPE_CHECKING:
+    from steps.tracking.tracker import MlflowTracker
+
 SAMPLES = 2  # trajectories shown of each iteration: the best and the worst
 LONGEST = 1500  # characters shown of a message
-PATIENCE = 20.0  # seconds for an artifact
-HANGS = threading.Event()  # set once an artifact has taken longer
-CHALLENGER = "flywheel.challenger.new"  # the Prefect event for a new version
-
-
-Words = ParamSpec("Words")
-
-
-def shown(make: Callable[Words, None]) -> Callable[Words, None]:
-    """Call `make` only where a server keeps the flow run. Its error becomes a warning in the flow run's log."""
-
-    @functools.wraps(make)
-    def guarded(*words: Words.args, **options: Words.kwargs) -> None:
-        if os.environ.get("PREFECT_API_URL") and not HANGS.is_set():
-            try:
-                with limit(PATIENCE):
-                    make(*words, **options)
-            except (Exception, TakesTooLong) as problem:
-                if isinstance(problem, TakesTooLong):
-                    HANGS.set()
-                logger = logging.getLogger("prefect.flow_runs")
-                logger.warning("an artifact of this run was not kept: %s", masked(str(problem)))
-
-    return guarded
 
 
 @shown
@@ -73,61 +43,33 @@ def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
     create_markdown_artifact(text, key="trajectories", description="the best and the worst of the batch")
 
 
+def end(picture: Path, tracker: MlflowTracker) -> None:
+    """Show the learning curve, and where MLflow has the run, whose name the flow run takes."""
+    if tracker.run_name:
+        rename(tracker.run_name)
+    learned(picture, tracker.where())
+
+
 @shown
-def end(curve: Path, where: str) -> None:
-    """Show the learning curve, and where MLflow has the run."""
+def learned(picture: Path, where: str) -> None:
     from prefect.artifacts import create_markdown_artifact
 
-    show_picture(curve, "learning-curve", "learning curve")
+    show_picture(picture, "learning-curve", "learning curve")
     create_markdown_artifact(masked(f"{where}\n"), key="mlflow", description="where the run is tracked")
 
 
+def result(lines: list[str], new: Mapping[str, str] | None) -> None:
+    """Show the result of the tests, and tell Prefect of a version that is `new` in the registry, by name and version."""
+    tested("\n".join(lines))
+    if new:
+        challenger(new["name"], new["version"])
+
+
 @shown
-def result(lines: list[str]) -> None:
-    """Show the result of the tests, and what was registered."""
+def tested(text: str) -> None:
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(
-        masked(indented("\n".join(lines))), key="result", description="the result on the test split"
-    )
-
-
-@shown
-def rename(name: str) -> None:
-    """Give the flow run the name of the run that it makes, which may have been chosen in the form."""
-    from prefect.client.orchestration import get_client
-    from prefect.runtime import flow_run
-
-    if flow_run.id and flow_run.name != name:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run(UUID(flow_run.id), name=name)
-
-
-def origin() -> dict[str, str]:
-    """Tags that lead from MLflow to Prefect's flow run, and to its page where a server keeps it. Empty outside a flow."""
-    from prefect.runtime import flow_run
-
-    if not flow_run.id:
-        return {}
-    page = {"prefect_flow_run_url": str(flow_run.ui_url)} if os.environ.get("PREFECT_API_URL") else {}
-    return {"prefect_flow_run_id": str(flow_run.id), **page}
-
-
-def show_picture(png: Path, key: str, description: str) -> None:
-    """Show a picture."""
-    from prefect.artifacts import create_image_artifact
-
-    encoded = base64.b64encode(png.read_bytes()).decode()
-    create_image_artifact(f"data:image/png;base64,{encoded}", key=key, description=description)
-
-
-@shown
-def challenger(name: str, version: str) -> None:
-    """Tell Prefect of a new version in the registry: an automation (flows/deploy.py) starts `evaluate`."""
-    from prefect.events import emit_event
-
-    resource = {"prefect.resource.id": f"flywheel.model.{name}.{version}", "model": name, "version": str(version)}
-    emit_event(CHALLENGER, resource=resource)
+    create_markdown_artifact(masked(indented(text)), key="result", description="the result on the test split")
 
 
 def samples(number: int) -> str:
