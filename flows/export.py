@@ -23,11 +23,11 @@ import environments
 from steps.core import dotenv, params
 from steps.core.errors import UserError
 from steps.core.params import Policy
+from steps.core.ports import every
 from steps.core.terminal import command_parser, exit_code
 from steps.policy.chat import Chat
 from steps.policy.loading import load_chat, load_model, local
 from steps.policy.served import HOST, SERVER, adapter_options, model_options
-from steps.registry import card
 from steps.registry.model import fetched, policy_of, read_registry
 
 
@@ -49,10 +49,11 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
             path.write_text(json.dumps(json.loads(path.read_text()) | base, indent=2, sort_keys=True) + "\n")
         chat = load_chat(policy, environments.load(settings.task))
         chat.tokenizer.save_pretrained(result)
-        # An older version without a card gets one made from its tags.
-        text = version.description if card.is_card(version.description) else card.card(version.tags)
-        readme = card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
-        (result / "README.md").write_text(f"{readme.rstrip()}\n\n{usage(policy, chat, model.name, merged)}")
+        title, readme = f"{model.name}, version {version.version}", ""
+        for card in every("card"):  # an older version without one gets one made from its tags
+            text = version.description if card.is_card(version.description) else card.card(version.tags)
+            readme = f"{card.readme(title, version.tags, text, merged).rstrip()}\n\n"
+        (result / "README.md").write_text(f"{readme}{usage(policy, chat, model.name, merged)}")
         make_readable(result)
         result.rename(to)
     return version

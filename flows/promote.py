@@ -32,7 +32,7 @@ from steps.core import params
 from steps.core.ports import every
 from steps.core.terminal import command_parser
 from steps.project import store
-from steps.registry import card, verdict_report
+from steps.registry import verdict_report
 from steps.registry.gate import Verdict
 
 REFUSED = 3  # exit code
@@ -66,7 +66,8 @@ def publish(judged: Challenge) -> None:
     model, verdict, number = judged.model, judged.verdict, str(judged.version.version)
     with store.explained(store.address(Path.cwd())):
         run_id = log_verdict(judged, "promotion")
-    text = card.with_verdict(judged.version.description or "", verdict_report.note(verdict))
+    card, text = next(every("card"), None), verdict_report.note(verdict)
+    text = card.with_verdict(judged.version.description or "", text) if card else text
     tags = {"verdict": verdict.hash, "verdict_run": run_id}
     writes: list[change.Write] = [*(("tag", number, *tag) for tag in tags.items()), ("text", number, text)]
     event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"

@@ -1,1 +1,1 @@
-"""What a run shows: tables in Prefect's pages, and at its end run/report.html, and a test scenario before and after."""
+"""What people read of a run: Prefect's pages, run/report.html, a test scenario before and after, the model's card."""

@@ -81,6 +81,9 @@ The ports, and what their objects are:
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
     pages       a module that shows a run as it goes on: iteration(curve, row, iterations), end(picture, tracker),
                 result(lines, new), with the version that is new in the registry (flows/training/run.py)
+    card        a module that makes the card of a registered model: described(root, adapter, tags, evaluations, run),
+                card(tags), is_card(text), readme(title, tags, text, merged), with_verdict(text, verdict)
+                (steps/registry/publish.py)
     end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
                 story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
@@ -103,7 +106,7 @@ PORTS = frozenset(
     """section sampler agents stage judge comparison reference player advantages parts punishment term forwards kernels
     operators weights family turns template vision sharing grammar probe processes launcher ahead alone gpu page tracker
     machine warning watch preflight material scenarios start source opponent drawing generated teaching index trial way
-    masker reader pages end next dvc doctor""".split()
+    masker reader pages card end next dvc doctor""".split()
 )
 # What the project's own add-ons bring to params.yaml: where one is deleted, the sentence that refuses a setting names it.
 SECTIONS = {

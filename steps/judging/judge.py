@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from steps.core.ports import bring
+from steps.core.section import at
 
 if TYPE_CHECKING:
     from environments.base import Env, Scenario
@@ -55,6 +56,13 @@ class Judge(ABC):
 def asked(score: Score) -> list[str]:
     """The judges beside the rule that have a weight."""
     return [name for name, weight in score.judges.model_dump().items() if weight and name != "rule"]
+
+
+def weighed(score: Score) -> str:
+    """The judges with their weights, such as "rule 0.5, ruler 1 (gpt-5-mini)"."""
+    weights, ruler = score.judges.model_dump(), at(score, "ruler")
+    asked = ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight)
+    return f"{asked} ({ruler.endpoint.model})" if ruler else asked
 
 
 def kind_of(name: str) -> type[Judge]:

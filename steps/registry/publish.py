@@ -8,13 +8,13 @@ import os
 import sqlite3
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steps.core.errors import UserError
+from steps.core.ports import every
 from steps.project.git import git_state
-from steps.project.lock import ancestry, lineage
+from steps.project.lock import lineage
 from steps.project.store import SQLITE, address, connect, experiment, explained, pages, variables
-from steps.registry import card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,18 +74,20 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
         if version is None:
             model, tags = logged_adapter(client, experiment(client, root, params.task), adapter, about(params))
             for prefix, summary in (("test", trained), ("base", base)):
-                tags |= card.results(prefix, summary)
+                tags |= results(prefix, summary)
             tags |= lineage(root, adapter, evaluation, base_evaluation) | git_state(root)[0]
-            text = described(root, adapter, tags, {"test": trained, "base": base}, client.get_logged_model(model))
+            card, run = next(every("card"), None), client.get_logged_model(model).source_run_id
+            text = card.described(root, adapter, tags, {"test": trained, "base": base}, run) if card else None
             try:
                 client.create_registered_model(name, tags={"task": params.task})
             except MlflowException as problem:
                 if problem.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            with tempfile.TemporaryDirectory() as folder:  # the adapter's hash covers only its own two files
-                readme = Path(folder) / "README.md"
-                readme.write_text(card.readme(f"{name}, adapter {tags['adapter_hash']}", tags, text))
-                client.log_model_artifact(model, str(readme))
+            if card:
+                with tempfile.TemporaryDirectory() as folder:  # the adapter's hash covers only its own two files
+                    readme = Path(folder) / "README.md"
+                    readme.write_text(card.readme(f"{name}, adapter {tags['adapter_hash']}", tags, text))
+                    client.log_model_artifact(model, str(readme))
             source = f"models:/{model}"  # MLflow looks it up in its default store, whatever store the client has
             with variables(MLFLOW_TRACKING_URI=address(root)):
                 created = client.create_model_version(name, source, tags=tags, description=text, model_id=model)
@@ -97,11 +99,19 @@ def publish(root: Path, adapter: Path, evaluation: Path, base_evaluation: Path, 
     return version
 
 
-def described(root: Path, adapter: Path, tags: dict[str, str], evaluations: dict[str, Evaluation], model: Any) -> str:
-    """The model card of an adapter."""
-    report = root / "run/scenarios/contamination.json"
-    checked = json.loads(report.read_text()) if report.is_file() else None
-    return card.card(tags, recorded(root, adapter), evaluations, checked, model.source_run_id)
+def results(prefix: str, summary: Evaluation) -> dict[str, str]:
+    """The tags of a version that say what was measured on the test split."""
+    clusters = summary.clusters if summary.judged is None else summary.judged.clusters
+    counted = {} if clusters is None else {f"{prefix}_clusters": str(clusters)}
+    if summary.judged is None:
+        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")} | counted
+    judged = {
+        "judged_share": summary.share,
+        "judged_ci95": summary.interval,
+        "judge": summary.judged.judge,
+        "n": summary.n,
+    }
+    return {f"{prefix}_{key}": str(value) for key, value in judged.items()} | counted
 
 
 def about(params: RegisterParams | Params) -> dict[str, str]:
@@ -125,31 +135,3 @@ def logged_adapter(
     client.log_model_artifacts(model.model_id, str(folder))
     client.finalize_logged_model(model.model_id, "READY")
     return model.model_id, tags
-
-
-def recorded(root: Path, adapter: Path) -> card.Recorded:
-    """What dvc.lock recorded of how an adapter was made: nothing where it does not know the adapter, and no parameters where
-    they are those of another version of the code."""
-    from pydantic import ValidationError
-
-    from steps.core.params import Params
-
-    entries = ancestry(root, adapter)
-    updates = sorted(name for name in entries if name.startswith("update@"))
-    makers = updates or sorted(name for name in entries if name.startswith(("sft@", "start@")))
-    if not makers:
-        return card.Recorded()
-    values: dict[str, Any] = {}
-    for name in [*sorted(entries.keys() - set(makers)), *makers]:  # later values replace earlier ones
-        values |= (entries[name].get("params") or {}).get("params.yaml") or {}
-    try:
-        params = Params.model_validate(values)
-    except ValidationError:
-        params = None
-    inputs = {dep["path"]: dep.get("md5") for dep in entries[makers[-1]].get("deps", [])}
-    outputs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
-    kinds = ("/checkpoint", "/trajectories.parquet")
-    hashes = {path: md5 for path, md5 in inputs.items() if path.startswith("run/") and path.endswith(kinds) and md5}
-    if md5 := outputs.get("run/scenarios"):
-        hashes = {"run/scenarios": md5} | hashes
-    return card.Recorded(params, len(updates), hashes)

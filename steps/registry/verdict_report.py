@@ -43,7 +43,7 @@ def shown(side: PolicySummary) -> tuple[float | None, tuple[float, float] | None
 
 
 def note(verdict: Verdict) -> str:
-    """The verdict in a model card (steps/registry/card.py): what was decided, and each check."""
+    """The verdict in a model card (addons/report/card.py): what was decided, and each check."""
     lines = [f"**{decision(verdict)}** (verdict `{verdict.hash}`): {verdict.reason}.", "", *CHECKS]
     return "\n".join([*lines, *map(row, verdict.checks), "", f"{tally(verdict)}. {basis(verdict)}"]).rstrip() + "\n"
 

@@ -24,11 +24,12 @@ from steps.core.masking import masked
 from steps.core.params import Params, load
 from steps.core.progress import say
 from steps.core.records import ITERATION_STAGES
+from steps.judging.judge import weighed
 from steps.policy.loading import turn_limit
 from steps.project import git, store
 from steps.project.chain import origins, read_chain
 from steps.project.lock import Lock, LockReader, digest, run_key, unfit
-from steps.registry import card, publish
+from steps.registry import publish
 from steps.tracking.entries import batch, flat, inputs, public, slim
 from steps.tracking.measured import MeasuredRun
 
@@ -94,7 +95,7 @@ class MlflowTracker:
         strings = {name: str(value) for name, value in values.items()}
         self.settings = {name: text for name, text in strings.items() if name.partition(".")[0] not in FLOW_ONLY}
         self.flow_settings = {name: text for name, text in strings.items() if name not in self.settings}
-        self.tags: dict[str, str] = masked(publish.about(self.params) | {"judge": card.judges(self.params)})
+        self.tags: dict[str, str] = masked(publish.about(self.params) | {"judge": weighed(self.params.score)})
         self.uri = store.address(self.root)
         self.uri_shown = store.hidden(self.uri)
         with store.explained(self.uri):
@@ -310,6 +311,6 @@ def title(params: Params) -> str:
     default = flat({key: getattr(usual, key).model_dump(mode="json") for key in ("update", "rollout")})
     parts = [f"{params.task} seed {params.seed}"]
     parts += [params.policy.base_model.rpartition("/")[2]] * (params.policy.base_model != usual.policy.base_model)
-    parts += [card.judges(params)] * (params.score.judges != usual.score.judges)
+    parts += [weighed(params.score)] * (params.score.judges != usual.score.judges)
     knobs = [f"{name.rpartition('.')[2]} {value}" for name, value in changed.items() if value != default.get(name)]
     return ", ".join([*parts, *knobs[:KNOBS], *([f"{len(knobs) - KNOBS} more"] if len(knobs) > KNOBS else [])])

@@ -17,6 +17,7 @@ import yaml
 
 from addons.lineage import index, questions
 from addons.lineage.__main__ import main
+from addons.report import card
 from environments.base import Scenario
 from flows import evaluate, promote, rollback
 from flows.deployment.settings import EvaluateSettings, PromoteSettings
@@ -31,7 +32,7 @@ from steps.core.records import Reward, Trajectory, write_records
 from steps.policy.adapter import adapter_hash
 from steps.project import store
 from steps.project.ledger import Ledger
-from steps.registry import card, decisions, model, publish, verdict_report
+from steps.registry import decisions, model, publish, verdict_report
 from steps.registry.gate import Verdict
 from tests.conftest import change_params
 

@@ -31,6 +31,7 @@ from addons.production.traces import langfuse_traces, mlflow_traces, openai_json
 from addons.production.traces.records import Conversation, joined
 from addons.production.traces.store import Store
 from addons.production.traces.store import read as read_store
+from addons.report.card import parsed
 from addons.starts.sources import Brought, check
 from environments.base import Scenario, TaskProblem
 from environments.mcp.settings import read_settings
@@ -41,7 +42,6 @@ from steps.core.records import Reward, Trajectory, read_records, write_records
 from steps.policy.loading import load_chat
 from steps.project.chain import read_chain
 from steps.project.lock import read_lock, run_key
-from steps.registry.card import parsed
 from tests.conftest import ROOT
 from tests.core.test_records import FULL, REWARD, SCENARIO
 from tests.fuzz.mutations import VALUES, bytes_of, damaged, documents, lines_of, mutated, text_of

@@ -34,7 +34,7 @@ def before(project: Project) -> set[str]:
     [
         ("steps/sampling/engine.py", {"rollout", "evaluate", "test"}),
         pytest.param("steps/training/grpo.py", {"initialise", "update"}, marks=pytest.mark.nightly),
-        pytest.param("steps/registry/card.py", {"register"}, marks=pytest.mark.nightly),
+        pytest.param("steps/registry/publish.py", {"register"}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_edit_makes_only_what_it_feeds_stale(

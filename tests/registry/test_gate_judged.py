@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addons.report import card
 from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import Promote
 from steps.core.records import PAIRS, Pair, Reward, Trajectory, write_records
-from steps.registry import card, gate, verdict_report
+from steps.registry import gate, publish, verdict_report
 from steps.registry.gate import Look, Side, decide, read_side
 
 N = 100
@@ -157,7 +158,7 @@ def test_a_side_is_read_from_its_comparisons(tmp_path: Path) -> None:
 
 def test_a_card_says_who_judged(tmp_path: Path) -> None:
     summary = Evaluation.model_validate_json((stored(tmp_path / "e") / "summary.json").read_text())
-    tags = card.results("test", summary)
+    tags = publish.results("test", summary)
     assert tags == {
         "test_judged_share": "0.7",
         "test_judged_ci95": "(0.6, 0.7999999999999999)",

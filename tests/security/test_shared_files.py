@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from addons.fleet.parcels import Parcel
+from addons.report.card import parsed
 from addons.starts.sources import from_folder
 from steps.core import params
 from steps.core.errors import UserError
@@ -30,7 +31,6 @@ from steps.core.records import Trajectory, read_records
 from steps.core.yaml_text import read_mapping
 from steps.policy.loading import load_model, load_tokenizer
 from steps.project.chain import read_chain
-from steps.registry.card import parsed
 from steps.training.grpo import Trainer
 from steps.training.model import take_adapter
 from tests.conftest import ROOT

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from addons.report import card
 from steps import register
 from steps.core.errors import UserError
 from steps.core.evaluations import Evaluation, Judged
 from steps.core.params import RegisterParams
 from steps.policy.adapter import adapter_hash
 from steps.project import lock, store
-from steps.registry import card, publish
+from steps.registry import publish
 from steps.registry.publish import registered_version
 
 ROOT = Path(register.__file__).parent.parent
@@ -171,9 +172,9 @@ def test_parameters_of_other_code_are_not_recorded(here: Path) -> None:
     outs = [{"path": "run/004/adapter", "md5": "x"}]
     entry = {"cmd": "x", "deps": [], "outs": outs, "params": {"params.yaml": {"update": {"knob_of_old": 1}}}}
     (here / "dvc.lock").write_text(yaml.safe_dump({"stages": {"update@004": entry}}))
-    found = publish.recorded(here, here / "run/004/adapter")
+    found = card.recorded(here, here / "run/004/adapter")
     assert found == card.Recorded(None, 1, {})
-    assert publish.recorded(here, here / "run/005/adapter") == card.Recorded()
+    assert card.recorded(here, here / "run/005/adapter") == card.Recorded()
 
 
 def test_twice_is_one_version_and_the_same_receipt(here: Path) -> None:

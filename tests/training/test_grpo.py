@@ -246,7 +246,8 @@ def test_a_step_without_a_gradient_is_a_step_of_adamw(policy: Policy) -> None:
     """Its moments go on moving the weights, as they do in TRL, where such a gradient is zero."""
     import torch
 
-    update = Update(beta=0, steps_per_generation=1, learning_rate=1e-2, weight_decay=0.1, **LOOSE)
+    given = {"beta": 0, "steps_per_generation": 1, "learning_rate": 1e-2, "weight_decay": 0.1}
+    update = Update.model_validate(given | LOOSE)
     trainer = moved(Trainer(policy, seed=4))
     examples = with_advantages(random_rows(6, 1))
     trainer.train(examples, update, 1.0, seed=5)

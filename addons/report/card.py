@@ -1,7 +1,8 @@
 """The model card in Markdown. It depends only on the values that are passed in; what is unknown is "not recorded".
 
-steps/register.py makes it the description of a version, flows/promote.py appends the gate's verdict, and flows/export.py
-writes it beside the exported files. Left out: latency and dates, which would differ between runs with the same inputs.
+steps/registry/publish.py makes it the description of a version, flows/promote.py appends the gate's verdict, and
+flows/export.py writes it beside the exported files. Left out: latency and dates, which would differ between runs with the
+same inputs.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steps.core.section import at
 from steps.core.stats import counted
+from steps.judging.judge import weighed
+from steps.project.lock import ancestry
 
 if TYPE_CHECKING:
     from steps.core.evaluations import Evaluation, Judged
@@ -31,6 +35,41 @@ class Recorded(NamedTuple):
     params: Params | None = None  # of its last iteration
     iterations: int | None = None
     hashes: Mapping[str, str] = {}  # path -> md5: scenarios, last batch, the checkpoint that training continued from
+
+
+def described(
+    root: Path, adapter: Path, tags: Mapping[str, str], evaluations: Mapping[str, Evaluation], run: str | None
+) -> str:
+    """The model card of an adapter, from what the project's folder has of how it was made."""
+    report = root / "run/scenarios/contamination.json"
+    contamination = json.loads(report.read_text()) if report.is_file() else None
+    return card(tags, recorded(root, adapter), evaluations, contamination, run)
+
+
+def recorded(root: Path, adapter: Path) -> Recorded:
+    """What dvc.lock recorded of how an adapter was made: nothing where it does not know the adapter, and no parameters where
+    they are those of another version of the code."""
+    from steps.core.params import Params
+
+    entries = ancestry(root, adapter)
+    updates = sorted(name for name in entries if name.startswith("update@"))
+    makers = updates or sorted(name for name in entries if name.startswith(("sft@", "start@")))
+    if not makers:
+        return Recorded()
+    values: dict[str, Any] = {}
+    for name in [*sorted(entries.keys() - set(makers)), *makers]:  # later values replace earlier ones
+        values |= (entries[name].get("params") or {}).get("params.yaml") or {}
+    try:
+        params = Params.model_validate(values)
+    except ValueError:
+        params = None
+    inputs = {dep["path"]: dep.get("md5") for dep in entries[makers[-1]].get("deps", [])}
+    outputs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}
+    kinds = ("/checkpoint", "/trajectories.parquet")
+    hashes = {path: md5 for path, md5 in inputs.items() if path.startswith("run/") and path.endswith(kinds) and md5}
+    if md5 := outputs.get("run/scenarios"):
+        hashes = {"run/scenarios": md5} | hashes
+    return Recorded(params, len(updates), hashes)
 
 
 def card(
@@ -62,7 +101,7 @@ def card(
             "learning rate": update and f"{update.learning_rate:g}, {at(update, 'lr_scheduler_type') or 'constant'}",
             "iterations": recorded.iterations,
             "an iteration": rollout and f"{rollout.scenarios} scenarios, {rollout.attempts} attempts at each",
-            "judges": params and judges(params),
+            "judges": params and weighed(params.score),
             "seed": params and params.seed,
         },
         "Data": {
@@ -107,34 +146,12 @@ def cell(value: Any) -> str:
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
-def judges(params: Params) -> str:
-    """The judges with their weights, such as "rule 0.5, ruler 1 (gpt-5-mini)"."""
-    weights, ruler = params.score.judges.model_dump(), at(params, "score.ruler")
-    asked = ", ".join(f"{name} {weight:g}" for name, weight in weights.items() if weight)
-    return f"{asked} ({ruler.endpoint.model})" if ruler else asked
-
-
 def checked(report: Mapping[str, Any] | None) -> str | None:
     """The contamination report in a few words; None where there is none."""
     if not report or report.get("passed") is None:
         return None
     pairs = sum((report.get("found") or {}).values())
     return f"{'passed' if report['passed'] else 'NOT passed'}, {pairs} pairs too much alike"
-
-
-def results(prefix: str, summary: Evaluation) -> dict[str, str]:
-    """The tags of a version that say what was measured on the test split."""
-    clusters = summary.clusters if summary.judged is None else summary.judged.clusters
-    counted = {} if clusters is None else {f"{prefix}_clusters": str(clusters)}
-    if summary.judged is None:
-        return {f"{prefix}_{key}": str(getattr(summary, key)) for key in ("success", "ci95", "n", "reward")} | counted
-    judged = {
-        "judged_share": summary.share,
-        "judged_ci95": summary.interval,
-        "judge": summary.judged.judge,
-        "n": summary.n,
-    }
-    return {f"{prefix}_{key}": str(value) for key, value in judged.items()} | counted
 
 
 def judged_better(tags: Mapping[str, str], judged: Judged | None) -> list[str]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from addons.report import card
+from addons.report.card import LIMIT, Recorded
 from steps.core.evaluations import Evaluation
 from steps.core.params import Params
-from steps.registry import card
-from steps.registry.card import LIMIT, Recorded
 
 TAGS = {
     "task": "toy",
