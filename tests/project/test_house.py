@@ -10,13 +10,13 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 17_639,
-    "modules that the main job reaches": 124,
-    "lines with what it asks all add-ons for": 35_838,
-    "lines of the product": 73_038,
-    "modules of the product": 533,
-    "lines of environments, steps and flows": 37_765,
-    "settings of the core": 66,
+    "lines that the main job reaches": 17_139,
+    "modules that the main job reaches": 122,
+    "lines with what it asks all add-ons for": 35_831,
+    "lines of the product": 73_136,
+    "modules of the product": 535,
+    "lines of environments, steps and flows": 37_340,
+    "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
     "functions with more than 8 arguments": 0,
