@@ -28,7 +28,6 @@ from flows.terminal.display import RunDisplay
 from flows.terminal.report import RUN, Point
 from flows.training import ended, start
 from flows.training.ending import best, ending, passed_over, result_lines, write_page, write_summary
-from steps.core import alike
 from steps.core.errors import UserError, causes
 from steps.core.masking import masked
 from steps.core.params import Params, load
@@ -42,7 +41,6 @@ from steps.project.chain import iteration_name
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
 
-    from environments.base import Scenario
     from steps.tracking.lasting import LastingMlflow
     from steps.tracking.tracker import Sample, Tracker
 
@@ -143,7 +141,6 @@ def begin(params: Params, run: Callable[[str], bool], display: RunDisplay) -> No
     display.row(base := report.point(0), None, None)
     if by_task := report.task_line(base):
         display.say(by_task)
-    display.say(power_line(params, base))
     for line in health.lines(0):
         display.say(line)
 
@@ -307,31 +304,14 @@ def iterate(loop: Loop, iteration: int, curve: list[Point], tracked: PrefectFutu
     return future
 
 
-# --- The test scenarios and the gate: what gain they can show, said before training, and the look that a run takes.
-
-
-def scenarios() -> list[Scenario]:
-    """The run's test scenarios."""
-    from environments.base import Scenario
-
-    return read_records(Scenario, RUN / "scenarios/test.parquet")
-
-
-def power_line(params: Params, base: Point) -> str:
-    """The smallest gain that the gate will show; `base` is the base policy on the validation split."""
-    from steps.registry import power
-
-    clusters = alike.read(RUN / "scenarios").of(scenario.id for scenario in scenarios())
-    return power.before(clusters, base.success, params.promote, is_judged=base.measure != "success")
-
-
 def count_look(display: RunDisplay) -> None:
     """Record that the run has looked at its test scenarios, whether or not it has registered what it tested there."""
+    from environments.base import Scenario
     from steps.project.ledger import Ledger
     from steps.registry import looks
 
     receipt = report.read(RUN / "receipt.json")
-    ids = [scenario.id for scenario in scenarios()]
+    ids = [scenario.id for scenario in read_records(Scenario, RUN / "scenarios/test.parquet")]
     try:
         with Ledger(patience=5) as ledger:
             looks.tested(ledger, receipt["name"], ids, receipt["adapter_hash"])

@@ -69,8 +69,8 @@ The ports, and what their objects are:
     drawing     modules that choose scenarios: weigh and draw by rollout.curriculum, grouped and resample by
                 rollout.resample (steps/rollout.py)
     generated   a module that reads scenarios that a model wrote: read_generated(env, data, path) (steps/scenarios.py)
-    way         choose(params, play, say): how training begins, by what the first attempts show, which play() makes; may
-                write params.yaml (flows/training/run.py)
+    way         choose(params, play, say): how training begins, by what the base policy's validation shows, or the first
+                attempts, which play() makes; may write params.yaml (flows/training/run.py)
     teaching    a module with what a policy is taught by: material(params), the sources that there are
                 (addons/readiness/way.py)
     index       a module that keeps in the ledger what was made from what: names(ledger), the md5s that it needs
