@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addons.report import curve
 from flows.deployment.artifacts import challenger, rename, show_picture, shown
 from flows.terminal.report import RUN, Point
 from steps.core.masking import Masker, masked
@@ -21,7 +22,7 @@ LONGEST = 1500  # characters shown of a message
 
 
 @shown
-def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
+def iteration(points: list[Point], row: dict[str, Any], iterations: int) -> None:
     """Show the table so far, how far the run is, and two trajectories of the latest iteration."""
     from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact
 
@@ -33,14 +34,19 @@ def iteration(curve: list[Point], row: dict[str, Any], iterations: int) -> None:
             "sampled success": "" if point.sampled is None else f"{point.sampled:.3f}",
             "validation reward": "" if point.reward is None else f"{point.reward:+.3f}",
         }
-        for point in curve
+        for point in points
     ]
-    of = f", intervals of {curve[-1].counted}" if curve[-1].counted else ""
+    of = f", intervals of {points[-1].counted}" if points[-1].counted else ""
     note = f"train reward of the last batch {row['reward']:+.3f}, {row['tokens_per_second']} tokens/s{of}"
     create_table_artifact(table, key="iterations", description=note)
     create_progress_artifact(100.0 * row["iteration"] / iterations, key="progress", description="of the iterations")
     text = samples(row["iteration"])
     create_markdown_artifact(text, key="trajectories", description="the best and the worst of the batch")
+
+
+def draw(points: list[Point], best: int, picture: Path) -> None:
+    """Draw the learning curve, with the success of others."""
+    curve.draw(points, best, picture, curve.references())
 
 
 def end(picture: Path, tracker: MlflowTracker) -> None:

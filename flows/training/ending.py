@@ -212,7 +212,8 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
                 say(line)
             names["scenario"] = f" SCENARIO={scenario}" if scenario else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
-    say(f"Learning curve: {RUN / 'learning_curve.png'}   summary: {RUN / 'summary.json'}   {seconds}")
+    picture = RUN / "learning_curve.png"
+    say(f"{f'Learning curve: {picture}   ' if picture.exists() else ''}summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
     for commands in (*every("next"), NEXT):
         for words, what in commands.items():

@@ -248,12 +248,15 @@ def _iterations(
         run(stage)
     registered = run("register")
     count_look(display)
-    report.draw(curve, chosen.iteration, RUN / "learning_curve.png", report.references())
+    picture = RUN / "learning_curve.png"
+    for page in pages:
+        page.draw(curve, chosen.iteration, picture)
     for tracker in trackers:
         tracker.finish()
-    mlflow.log_artifact(RUN / "learning_curve.png")
+    if picture.exists():
+        mlflow.log_artifact(picture)
     for page in pages:
-        page.end(RUN / "learning_curve.png", mlflow.tracker)
+        page.end(picture, mlflow.tracker)
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     write_page(params, summary, mlflow, display.say)
     if (new := summary["registered"]) and new["version"]:

@@ -79,8 +79,9 @@ The ports, and what their objects are:
                 put it on trial (flows/promote.py)
     masker      a Masker that finds more secrets than those that the environment holds (steps/core/masking.py)
     reader      analyses a run that a service keeps, by an option of steps/analytics/__main__.py: analyse(by, splits, run)
-    pages       a module that shows a run as it goes on: iteration(curve, row, iterations), end(picture, tracker),
-                result(lines, new), with the version that is new in the registry (flows/training/run.py)
+    pages       a module that shows a run as it goes on: iteration(points, row, iterations), draw(points, best, picture),
+                end(picture, tracker), and result(lines, new) with the version that is new in the registry
+                (flows/training/run.py)
     card        a module that makes the card of a registered model: described(root, adapter, tags, evaluations, run),
                 card(tags), is_card(text), readme(title, tags, text, merged), with_verdict(text, verdict)
                 (steps/registry/publish.py)

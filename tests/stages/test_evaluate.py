@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addons.report.curve import draw
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
@@ -121,33 +122,9 @@ def test_the_curve_and_the_summary_show_it(tmp_path: Path, engine: FakeEngine, m
     assert shown["trained"]["sampled_success"] == 1.0
     assert [row["sampled_success"] for row in shown["iterations"]] == [1.0]
     points = [report.point(0)._replace(sampled=None), report.point(1)]
-    report.draw(points, 1, tmp_path / "with.png")
-    report.draw([point._replace(sampled=None) for point in points], 1, tmp_path / "without.png")
+    draw(points, 1, tmp_path / "with.png")
+    draw([point._replace(sampled=None) for point in points], 1, tmp_path / "without.png")
     assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
-
-
-@pytest.mark.parametrize("best", [1, 4])
-@pytest.mark.parametrize("lines", [{}, {"script": 0.996, "best bias on one token": 0.2}])
-def test_the_curves_legend_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, lines: dict[str, float]
-) -> None:
-    """It names the best iteration, too, and stands below both panels; each panel says what it measures, on which split."""
-    import matplotlib.pyplot as plt
-
-    figures: list[Any] = []
-    monkeypatch.setattr(plt, "close", figures.append)
-    points = [report.Point(number, number / 5, (0.0, 1.0), number / 5, number / 6) for number in range(5)]
-    report.draw(points, best, tmp_path / "curve.png", lines)
-    [figure] = figures
-    figure.canvas.draw()
-    [legend] = figure.legends
-    box = legend.get_window_extent()
-    assert not any(box.overlaps(axis.get_tightbbox()) for axis in figure.axes)
-    assert not any(axis.get_legend() or axis.texts for axis in figure.axes)
-    assert figure.bbox.x0 <= box.x0
-    assert box.x1 <= figure.bbox.x1
-    assert f"best: iteration {best}" in [text.get_text() for text in legend.get_texts()]
-    assert [axis.get_ylabel() for axis in figure.axes] == ["validation success (95 %)", "validation reward"]
 
 
 def test_the_table_of_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from addons.judges.section import Ruler
 from addons.lineage.__main__ import share_text
 from addons.models import client
 from addons.models.section import Endpoint
+from addons.report.curve import draw
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
 from flows.terminal import report
@@ -161,7 +162,7 @@ def test_what_the_flow_shows_and_chooses(run: Run, capsys: pytest.CaptureFixture
     titles = [str(column.header) for column in display._table().columns]
     assert "validation judged better than the base policy" in titles
     assert not any("success" in title for title in titles)
-    report.draw(curve, 2, run.folder / "curve.png")
+    draw(curve, 2, run.folder / "curve.png")
     run.evaluate("000", "test")
     run.evaluate("002", "test")
     (run.folder / "receipt.json").write_text('{"reason": "none"}')

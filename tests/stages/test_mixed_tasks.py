@@ -14,6 +14,7 @@ import pytest
 
 from addons.drawing.section import Curriculum
 from addons.models import players
+from addons.report.curve import draw
 from environments.base import Scenario
 from environments.multiplication import Multiplication
 from environments.tic_tac_toe import TicTacToe
@@ -188,7 +189,7 @@ def test_curve_terminal_and_metrics_show_each_task(
 
     original = Axes.plot
     monkeypatch.setattr(Axes, "plot", kept)
-    report.draw(points, 1, Path("curve.png"))
+    draw(points, 1, Path("curve.png"))
     assert lines["multiplication"] == [points[0].by_task["multiplication"], 1.0]
     assert {"multiplication", "tic_tac_toe"} <= lines.keys()
     metrics = MeasuredRun(tmp_path, print).evaluation("val", "001", "evaluation")
