@@ -49,11 +49,11 @@ def export(root: Path, settings: params.RegisterParams, name: str, to: Path, mer
             path.write_text(json.dumps(json.loads(path.read_text()) | base, indent=2, sort_keys=True) + "\n")
         chat = load_chat(policy, environments.load(settings.task))
         chat.tokenizer.save_pretrained(result)
-        title, readme = f"{model.name}, version {version.version}", ""
+        readme = "There is no model card: the add-on report makes it, which addons/ does not have."
         for card in every("card"):  # an older version without one gets one made from its tags
             text = version.description if card.is_card(version.description) else card.card(version.tags)
-            readme = f"{card.readme(title, version.tags, text, merged).rstrip()}\n\n"
-        (result / "README.md").write_text(f"{readme}{usage(policy, chat, model.name, merged)}")
+            readme = card.readme(f"{model.name}, version {version.version}", version.tags, text, merged)
+        (result / "README.md").write_text(f"{readme.rstrip()}\n\n{usage(policy, chat, model.name, merged)}")
         make_readable(result)
         result.rename(to)
     return version

@@ -66,10 +66,10 @@ def publish(judged: Challenge) -> None:
     model, verdict, number = judged.model, judged.verdict, str(judged.version.version)
     with store.explained(store.address(Path.cwd())):
         run_id = log_verdict(judged, "promotion")
-    card, text = next(every("card"), None), verdict_report.note(verdict)
-    text = card.with_verdict(judged.version.description or "", text) if card else text
+    text, note = judged.version.description or "", verdict_report.note(verdict)
     tags = {"verdict": verdict.hash, "verdict_run": run_id}
-    writes: list[change.Write] = [*(("tag", number, *tag) for tag in tags.items()), ("text", number, text)]
+    writes: list[change.Write] = [("tag", number, *tag) for tag in tags.items()]
+    writes += [("text", number, card.with_verdict(text, note)) for card in every("card")]
     event = ("canary" if on_trial(judged) else "promotion") if verdict.promoted else "refusal"
     if event == "canary":
         writes += [write for trial in every("trial") for write in trial.trial_writes(number)]

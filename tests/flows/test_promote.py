@@ -431,6 +431,20 @@ def test_the_verdict_is_in_the_models_card(project: Project) -> None:
     assert card.VERDICT not in project.registry().versions["1"].description
 
 
+def test_without_who_makes_cards_a_card_stays_as_it_is(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict is then in the version's tags and its run, and in run/promote/."""
+    project.trained("004", 43)
+    project.trained("007", 45)
+    text = project.registry().versions["2"].description
+    assert card.is_card(text)
+    every = promote.every
+    monkeypatch.setattr(promote, "every", lambda port: every(port) if port != "card" else iter(()))
+    verdict = promote.promote.fn(PromoteSettings())
+    assert verdict is not None
+    assert project.registry().versions["2"].description == text
+    assert project.tags("2")["verdict"] == verdict.hash
+
+
 def test_decisions_and_their_verdicts_are_rows_of_the_ledger(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
