@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addons.report.decisions import table as table
 from flows.terminal import report
 from flows.terminal.report import RUN
 from steps.core.evaluations import Evaluation, Judged

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steps.analytics import gaps, skills
+from steps.analytics import gaps
 from steps.core import alike
 from steps.core.alike import Groups
 from steps.core.evaluations import Evaluation
@@ -16,7 +16,6 @@ from steps.core.records import ITERATION_STAGES
 from steps.project.chain import BASE, SFT, iteration_name, origins
 
 RUN = Path("run")
-COLUMNS = 13  # of the table of decisions: the base policy and iterations
 
 
 class Point(NamedTuple):
@@ -69,26 +68,6 @@ def task_line(point: Point) -> str:
     """A policy's validation success on each of several tasks, for a person; empty for a single task."""
     shown = ", ".join(f"{task} {success:.3f}" for task, success in point.by_task.items())
     return shown and f"  by task: {shown}"
-
-
-def decision_table(iterations: int) -> list[str]:
-    """Which decisions were right on validation, in % by iteration: which skill moved when, and what a fall means.
-    Empty where the task has none."""
-    paths = [RUN / iteration_name(number) / "evaluation" / "summary.json" for number in range(iterations + 1)]
-    if not all(path.exists() for path in paths):
-        return []  # the curve and the summary speak of them
-    evaluations = [Evaluation.model_validate_json(path.read_text()) for path in paths]
-    kinds = list(dict.fromkeys(kind for evaluation in evaluations for kind in evaluation.decisions))
-    if not kinds or not iterations:
-        return []
-    most = min(iterations, COLUMNS - 1)
-    shown = [round(place * iterations / most) for place in range(most + 1)]
-    rows = [f"{'right decisions, %':>20}{'base':>6}" + "".join(f"{number:>5}" for number in shown[1:])]
-    for kind in kinds:
-        counts = [evaluations[number].decisions.get(kind, (0, 0)) for number in shown]
-        shares = [f"{100 * right / made:.0f}" if made else "-" for right, made in counts]
-        rows.append(f"{kind:>20}{shares[0]:>6}" + "".join(f"{share:>5}" for share in shares[1:]))
-    return [*rows, *skills.falls(dict(zip(map(str, range(iterations + 1)), evaluations, strict=True)))]
 
 
 def origin_line(name: str) -> str:

@@ -145,7 +145,8 @@ def result_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{side:>8}: test success {result['success']:.3f} [{low:.3f}, {high:.3f}] of {of}{sampled}")
         for task, fields in result.get("by_task", {}).items():
             lines.append(f"{'':>10}{TaskResult.model_validate(fields).sentence(task)}")
-    lines += report.decision_table(len(summary["iterations"]))
+    for page in every("end"):
+        lines += page.table(len(summary["iterations"]))
     policy = summary["trained"]["policy"]
     if (entry := summary["registered"]) and entry["version"] is None:
         lines.append(f"Registered {label(policy)} in {entry['name']}; `make mlflow` shows the version's number.")

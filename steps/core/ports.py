@@ -85,8 +85,8 @@ The ports, and what their objects are:
     card        a module that makes the card of a registered model: described(root, adapter, tags, evaluations, run),
                 card(tags), is_card(text), readme(title, tags, text, merged), with_verdict(text, verdict)
                 (steps/registry/publish.py)
-    end         a module that shows a run at its end: write(params, summary) -> its page, REPORT, and
-                story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
+    end         a module that shows a run at its end: write(params, summary) -> its page, REPORT,
+                table(iterations) -> lines, and story(summary) -> (lines, a scenario's id) (flows/training/ending.py)
     next        {command: what it is for}, with which a person goes on after a run (flows/training/ending.py)
     dvc         parts() -> those of DVC that are replaced while stages run, to make it quicker (flows/repro/dvc_internals.py)
     doctor      Parts: what the doctor looks at because of the add-on (flows/diagnosis/findings.py)

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 16_929,
-    "modules that the main job reaches": 121,
-    "lines with what it asks all add-ons for": 35_854,
-    "lines of the product": 73_159,
-    "modules of the product": 537,
-    "lines of environments, steps and flows": 37_268,
+    "lines that the main job reaches": 16_873,
+    "modules that the main job reaches": 120,
+    "lines with what it asks all add-ons for": 35_865,
+    "lines of the product": 73_170,
+    "modules of the product": 538,
+    "lines of environments, steps and flows": 37_248,
     "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addons.report import decisions
 from addons.report.curve import draw
 from environments.base import Message, Scenario
 from environments.multiplication import Multiplication
@@ -136,18 +137,18 @@ def test_the_table_of_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         summary = Evaluation(**common, turns=1, tokens=1, decisions=counts)
         Path(f"run/{number:03d}/evaluation").mkdir(parents=True)
         Path(f"run/{number:03d}/evaluation/summary.json").write_text(summary.text())
-    assert report.decision_table(2) == [
+    assert decisions.table(2) == [
         "  right decisions, %  base    1    2",
         "               query     0    3    7",
         "                cite     -   50   50",
     ]
-    heading = report.decision_table(30)[0].split()[3:]
-    assert (heading[:2], heading[-1], len(heading)) == (["base", "2"], "30", report.COLUMNS)
+    heading = decisions.table(30)[0].split()[3:]
+    assert (heading[:2], heading[-1], len(heading)) == (["base", "2"], "30", decisions.COLUMNS)
     bare = Evaluation(**common, turns=1, tokens=1).text()
     assert "decisions" not in bare
     for number in range(2):
         Path(f"run/{number:03d}/evaluation/summary.json").write_text(bare)
-    assert report.decision_table(1) == []
+    assert decisions.table(1) == []
 
 
 def test_references_stand_in_the_base_policys_evaluation_alone(tmp_path: Path, engine: FakeEngine) -> None:
