@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steps.core.ports import names
 from steps.core.progress import measure, progress, say
 from steps.core.section import at
 from steps.core.stats import added
@@ -54,6 +55,8 @@ class Trainer(Trained):
         UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
         settings = settings.of_dtype(self.policy.dtype, is_older=behaviour is not None)
+        if self.policy.dtype == "bfloat16" and not names("term"):
+            say("What sampler and trainer round differently in bfloat16 is not corrected: the add-on terms does that")
         with deterministic(at(self.policy, "deterministic")):
             return self._train(examples, self.with_micro_batches(examples, settings), temperature, seed, behaviour)
 

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 16_873,
+    "lines that the main job reaches": 16_876,
     "modules that the main job reaches": 120,
-    "lines with what it asks all add-ons for": 35_865,
-    "lines of the product": 73_170,
+    "lines with what it asks all add-ons for": 35_868,
+    "lines of the product": 73_173,
     "modules of the product": 538,
-    "lines of environments, steps and flows": 37_248,
+    "lines of environments, steps and flows": 37_251,
     "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

@@ -409,6 +409,18 @@ def test_each_group_is_checked_against_the_sampler(policy: Policy, steps: int, c
     assert trainer.steps == 0
 
 
+def test_without_the_terms_bfloat16_says_that_it_is_not_corrected(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = moved(Trainer(policy, seed=1))
+    rows = with_advantages(sampled_by(trainer.model, random_rows(16, seed=2), 1.0))
+    trainer.policy = policy.model_copy(update={"dtype": "bfloat16"})
+    for there in (["delta"], []):
+        monkeypatch.setattr(grpo, "names", lambda port, there=there: there)
+        trainer.train(rows, Update(steps_per_generation=1, **LOOSE), 1.0, seed=1)
+        assert ("is not corrected" in capsys.readouterr().out) == (not there)
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_first_step_is_corrected_by_its_own_forward_pass(
     policy: Policy, steps: int, monkeypatch: pytest.MonkeyPatch
