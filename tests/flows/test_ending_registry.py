@@ -28,7 +28,6 @@ def ended(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, list[str]]:
     shutil.copy(root / "receipt.json", root / "run/receipt.json")
     monkeypatch.setattr(RunDisplay, "say", lambda _, text: said.append(text))
     monkeypatch.setattr(ending.report, "iteration_row", lambda number: {"iteration": number})
-    monkeypatch.setattr(ending.report, "decision_table", lambda _: [])
     for name in ("tripped", "at_end"):  # which read the iterations' files
         monkeypatch.setattr(ending.health, name, lambda *_: [])
     return run, said
