@@ -67,11 +67,9 @@ def _messages(given: Any) -> tuple[Message, ...]:
 
 def _message(fields: dict[str, Any], path: str, calls: Mapping[str, str]) -> Message:
     role = read.member(fields.get("role"), f"{path}.role", ("system", "developer", "user", "assistant", "tool"))
-    content = fields.get("content")
     if role == "assistant":
         return _assistant(fields, path)
-    if content is None:
-        raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
+    content = read.content(fields.get("content"), f"{path}.content")
     if role in ("system", "developer"):
         return {"role": "system", "content": read.joined(content, f"{path}.content", TEXT)}
     shown = read.shown(content, f"{path}.content", TEXT, _picture)
@@ -149,7 +147,7 @@ def schema(given: Any, path: str, outer: str = "") -> dict[str, Any] | None:
 
 def _top_logprobs(fields: dict[str, Any]) -> int | None:
     wanted = read.boolean(fields.get("logprobs", False), "logprobs")
-    top = read.integer(fields["top_logprobs"], "top_logprobs", 0, 20) if "top_logprobs" in fields else 0
+    top = read.integer(fields.get("top_logprobs", 0), "top_logprobs", 0, 20)
     if top and not wanted:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     return top if wanted else None

@@ -188,6 +188,13 @@ def stops(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return texts
 
 
+def content(value: Any, path: str, parts: str = "parts") -> Any:
+    """A content that must not be missing; `joined` and `shown` read it."""
+    if value is None:
+        raise BadRequest(f"{path} must be a text or a list of {parts}", path)
+    return value
+
+
 def joined(content: Any, path: str, types: Collection[str]) -> str:
     """A content as one text: a text, null, or a list of parts, of which only `types` are read (type and field alike)."""
     if content is None or isinstance(content, str):
@@ -216,13 +223,18 @@ def picture(text: str, path: str, is_url: bool = True) -> tuple[str, str]:
         raise BadRequest(f"{path}: {problem}", path, "invalid_image") from None
 
 
+def kind_of(name: Any, path: str, kinds: Collection[str], wanted: str, code: str) -> str:
+    """The type of a part or an item; BadRequest for another than these, which says what is `wanted`."""
+    if not isinstance(name, str) or name not in kinds:
+        given = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
+        raise BadRequest(f"{path} has {given}; {wanted}", f"{path}.type", code)
+    return name
+
+
 def part_of(part: Any, path: str, types: Collection[str]) -> str:
     """The text of a part of a content, whose type must be among `types`."""
-    name = mapping(part, path).get("type")
-    if not isinstance(name, str) or name not in types:
-        given = f"the type {name[:40]!r}" if isinstance(name, str) else "no type"
-        reason = f"{path} has {given}; what is read here is text ({', '.join(types)})"
-        raise BadRequest(reason, f"{path}.type", "unsupported_content")
+    wanted = f"what is read here is text ({', '.join(types)})"
+    name = kind_of(mapping(part, path).get("type"), path, types, wanted, "unsupported_content")
     field = "refusal" if name == "refusal" else "text"
     return string(part.get(field), f"{path}.{field}")
 

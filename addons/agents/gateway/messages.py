@@ -70,9 +70,7 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
     for place, given in enumerate(listed):
         path = f"messages[{place}]"
         role = read.member(read.mapping(given, path).get("role"), f"{path}.role", ("user", "assistant", "system"))
-        content = given.get("content")
-        if content is None:
-            raise BadRequest(f"{path}.content must be a text or a list of blocks", f"{path}.content")
+        content = read.content(given.get("content"), f"{path}.content", "blocks")
         if role == "assistant":
             messages.append(_assistant(content, f"{path}.content"))
             calls |= {call["id"]: call["function"]["name"] for call in messages[-1].get("tool_calls", ())}

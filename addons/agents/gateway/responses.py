@@ -1,21 +1,21 @@
-"""OpenAI's responses: a request's body to a `Request`. addons/agents/gateway/responses_reply.py writes the answer.
+"""OpenAI's responses: a request's body to a `Request`, and a `Reply` to JSON or to a stream.
 
 A response is a list of items; those of one turn of the assistant (reasoning, words, calls) are one message here. Left out:
 files, stored prompts and conversations, work in the background. Hosted and custom tools are not shown to the policy.
+Reasoning is written as the summary of itself: clients keep summaries, and LangChain's loses `reasoning_text` from a stream.
+`usage.output_tokens_details.reasoning_tokens` is always 0: the form wants a number, and reasoning is not counted apart.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
 from addons.agents.gateway.chat import schema, tool_choice
-from addons.agents.gateway.responses_reply import events as events
-from addons.agents.gateway.responses_reply import render as render
-from addons.agents.gateway.responses_reply import shown_names
 from addons.agents.gateway.types import BadRequest, Reply, Request, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system
@@ -35,15 +35,18 @@ KNOWN = {
     *"input instructions previous_response_id tools tool_choice parallel_tool_calls max_output_tokens stop text".split(),
     *"include top_logprobs".split(),
 }
-ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9A-Za-z]+)(?:_\d+)?")  # as addons/agents/gateway/responses_reply.py writes it
+ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9A-Za-z]+)(?:_\d+)?")  # as `_output` writes it
 LOGPROBS = "message.output_text.logprobs"
+# In a response as in its request.
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "top_logprobs")
 
 
 def parse(body: Any, earlier: Recorded | None = None) -> Request:
     """A request's body. `earlier` finds those before in the same episode. BadRequest names what is wrong."""
     fields = read.checked(body, REFUSED)
-    tools, left_out = read.tools(fields.get("tools", []), partial(_tools, named=shown_names(fields)))
-    messages = _messages(items(fields, earlier), shown_names(fields))
+    named = shown_names(fields)
+    tools, left_out = read.tools(fields.get("tools", []), partial(_tools, named=named))
+    messages = _messages(items(fields, earlier or Recorded(())), named)
     if instructions := read.string(fields.get("instructions", ""), "instructions"):
         messages.insert(0, {"role": "system", "content": instructions})
     read.boolean(fields.get("store", True), "store")
@@ -61,7 +64,7 @@ def parse(body: Any, earlier: Recorded | None = None) -> Request:
     )
 
 
-def items(body: Mapping[str, Any], earlier: Recorded | None = None) -> Items:
+def items(body: Mapping[str, Any], earlier: Recorded) -> Items:
     """The whole input of a request as items: those of the previous response, what it answered, and those of the body.
 
     They and the response's output are the history of a later request that names this response.
@@ -73,8 +76,7 @@ def items(body: Mapping[str, Any], earlier: Recorded | None = None) -> Items:
     before: Items = []
     if body.get("previous_response_id") is not None:
         name = read.filled(body["previous_response_id"], "previous_response_id")
-        previous = earlier.response(name) if earlier else None
-        if previous is None:
+        if (previous := earlier.read().responses.get(name)) is None:
             reason = f"previous_response_id {name[:80]!r} is no response of this episode; send the whole input"
             raise BadRequest(reason, "previous_response_id", "previous_response_not_found")
         before = [*previous[0], *previous[1]]
@@ -83,12 +85,12 @@ def items(body: Mapping[str, Any], earlier: Recorded | None = None) -> Items:
     return [*before, *own]
 
 
-def _resolved(item: dict[str, Any], path: str, earlier: Recorded | None) -> dict[str, Any]:
+def _resolved(item: dict[str, Any], path: str, earlier: Recorded) -> dict[str, Any]:
     """An item, or the one of an earlier response that it refers to."""
     if item.get("type") != "item_reference":
         return item
     name = read.filled(item.get("id"), f"{path}.id")
-    if (own := earlier.item(name) if earlier else None) is None:
+    if (own := earlier.read().items.get(name)) is None:
         reason = f"{path}.id {name[:80]!r} is no item of a response of this episode; send the item itself"
         raise BadRequest(reason, f"{path}.id", "item_not_found")
     return own
@@ -99,26 +101,19 @@ class Recorded:
 
     def __init__(self, calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> None:
         self.calls = calls
-        self.responses: dict[str, tuple[Items, Items]] = {}
-        self.items: dict[str, dict[str, Any]] = {}
+        self.responses: dict[
+            str, tuple[Items, Items]
+        ] = {}  # by id: the whole input, as `items` gives it, and the output
+        self.items: dict[str, dict[str, Any]] = {}  # of the outputs, by id
 
-    def _read(self) -> None:
+    def read(self) -> Recorded:
         """Most requests refer to nothing, so the calls are read when one does."""
         calls, self.calls = self.calls, ()
         for body, reply in calls:
             output = render(reply, body)["output"]
             self.items |= {item["id"]: item for item in output}
             self.responses[f"resp_{reply.id}"] = items(body, self), output
-
-    def response(self, name: str) -> tuple[Items, Items] | None:
-        """The whole input that a response answered, as `items` gives it, and its output; None: there is no such response."""
-        self._read()
-        return self.responses.get(name)
-
-    def item(self, name: str) -> dict[str, Any] | None:
-        """An item of the output of one of them, by its id."""
-        self._read()
-        return self.items.get(name)
+        return self
 
 
 def _messages(given: Items, named: Mapping[tuple[str, str], str]) -> list[Message]:
@@ -130,11 +125,8 @@ def _messages(given: Items, named: Mapping[tuple[str, str], str]) -> list[Messag
     response: str | None = None  # whose item came last, where its id says so
     for place, item in enumerate(given):
         path = f"input[{place}]"
-        kind = item.get("type", "message" if "role" in item else None)
-        if not isinstance(kind, str) or kind not in ITEMS:
-            shown = f"the type {kind[:40]!r}" if isinstance(kind, str) else "no type"
-            reason = f"{path} has {shown}; the gateway reads {', '.join(ITEMS)}"
-            raise BadRequest(reason, f"{path}.type", "unsupported_item")
+        given_kind = item.get("type", "message" if "role" in item else None)
+        kind = read.kind_of(given_kind, path, ITEMS, f"the gateway reads {', '.join(ITEMS)}", "unsupported_item")
         if kind == "function_call" and item.get("namespace"):
             called = read.plain(item["namespace"], f"{path}.namespace"), read.plain(item.get("name"), f"{path}.name")
             item = item | {"name": named.get(called, called[1])}
@@ -166,17 +158,14 @@ def _part(kind: str, item: dict[str, Any], path: str, calls: Mapping[str, str]) 
         return assistant("", calls=[call]), 3
     if kind == "function_call_output":
         answered = read.answered(calls, item.get("call_id"), f"{path}.call_id")
-        if item.get("output") is None:
-            raise BadRequest(f"{path}.output must be a text or a list of parts", f"{path}.output")
-        return {"role": "tool"} | read.shown(item["output"], f"{path}.output", TEXTS, _picture) | answered, 0
+        output = read.content(item.get("output"), f"{path}.output")
+        return {"role": "tool"} | read.shown(output, f"{path}.output", TEXTS, _picture) | answered, 0
     role = read.member(item.get("role"), f"{path}.role", ROLES)
-    if item.get("content") is None:
-        raise BadRequest(f"{path}.content must be a text or a list of parts", f"{path}.content")
+    content = read.content(item.get("content"), f"{path}.content")
     if role == "user":
-        return {"role": "user"} | read.shown(item["content"], f"{path}.content", TEXTS, _picture), 0
-    content = read.joined(item["content"], f"{path}.content", TEXTS)
-    role = "system" if role == "developer" else role
-    return {"role": role, "content": content}, 2 if role == "assistant" else 0
+        return {"role": "user"} | read.shown(content, f"{path}.content", TEXTS, _picture), 0
+    words = read.joined(content, f"{path}.content", TEXTS)
+    return ({"role": role, "content": words}, 2) if role == "assistant" else ({"role": "system", "content": words}, 0)
 
 
 def _picture(part: dict[str, Any], path: str) -> tuple[str, str] | None:
@@ -223,5 +212,138 @@ def _tools(fields: dict[str, Any], path: str, named: Mapping[tuple[str, str], st
 
 
 def _top_logprobs(fields: dict[str, Any]) -> int | None:
-    top = read.integer(fields["top_logprobs"], "top_logprobs", 0, 20) if "top_logprobs" in fields else 0
+    top = read.integer(fields.get("top_logprobs", 0), "top_logprobs", 0, 20)
     return top if top or LOGPROBS in read.listing(fields.get("include", []), "include") else None
+
+
+def render(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A finished answer as `openai.types.responses.Response`."""
+    choice = reply.choices[0]
+    is_cut = choice.finish_reason == "length"
+    return _head(reply, body) | {
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _output(reply, body),
+        "usage": {
+            "input_tokens": reply.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": choice.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": reply.prompt_tokens + choice.completion_tokens,
+        },
+    }
+
+
+def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
+    """The same answer as a stream from response.created to response.completed or response.incomplete. It has no [DONE]."""
+    for number, (name, data) in enumerate(_events(reply, body)):
+        yield sse.event({"type": name, "sequence_number": number} | data, name)
+
+
+def _head(reply: Reply, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a response that are there from its beginning."""
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": reply.created,
+        "model": reply.model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "tools": body.get("tools") or [],
+        "tool_choice": body.get("tool_choice") or "auto",
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "metadata": body.get("metadata") or {},
+        "temperature": None,  # the run decides both
+        "top_p": None,
+        **{name: body.get(name) for name in ECHOED},
+    }
+
+
+def shown_names(body: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """By which name the policy knows the functions of namespaces, by (namespace, name): their own, or with the namespace
+    before it where another tool has it."""
+
+    def objects(value: Any) -> list[dict[str, Any]]:
+        return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+    tools = objects(body.get("tools"))
+    taken = {str(tool.get("name")) for tool in tools if tool.get("type") == "function"}
+    names: dict[tuple[str, str], str] = {}
+    for space in (tool for tool in tools if tool.get("type") == "namespace"):
+        for tool in objects(space.get("tools")):
+            key = str(space.get("name")), str(tool.get("name"))
+            names[key] = key[1] if key[1] not in taken else ".".join(key)
+            taken.add(names[key])
+    return names
+
+
+def _output(reply: Reply, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The items of an answer: reasoning, words and calls. Without words and calls there is a message with an empty text."""
+    choice = reply.choices[0]
+    message, calls = choice.message, choice.message.get("tool_calls") or ()
+    status = "incomplete" if choice.finish_reason == "length" else "completed"
+    output: list[dict[str, Any]] = []
+    if reasoning := message.get("reasoning"):
+        summary = [{"type": "summary_text", "text": reasoning}]
+        output.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": summary})
+    if message["content"] or not calls:
+        text = {"type": "output_text", "text": message["content"], "annotations": []}
+        text["logprobs"] = sse.logprobs(choice.tokens)
+        item = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "status": status, "content": [text]}
+        output.append(item)
+    spaces = {shown: key for key, shown in shown_names(body).items()} if calls else {}
+    for place, call in enumerate(calls):
+        function = call["function"]
+        item = {"id": f"fc_{reply.id}_{place}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+        space, name = spaces.get(function["name"], (None, function["name"]))
+        item |= {"name": name, "arguments": read.written(function["arguments"])}
+        output.append(item if space is None else item | {"namespace": space})
+    return output
+
+
+def _events(reply: Reply, body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the data of each event, without its number."""
+    head, final = _head(reply, body), render(reply, body)
+    yield "response.created", {"response": head}
+    yield "response.in_progress", {"response": head}
+    for index, item in enumerate(final["output"]):
+        yield "response.output_item.added", {"output_index": index, "item": _begun(item)}
+        place = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "function_call":
+            for piece in sse.pieces(item["arguments"]):
+                yield "response.function_call_arguments.delta", place | {"delta": piece}
+            done = place | {"name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", done
+        elif item["type"] == "reasoning":
+            names = "reasoning_summary_part", "reasoning_summary_text"
+            yield from _text(item["summary"][0], place | {"summary_index": 0}, *names)
+        else:
+            yield from _text(item["content"][0], place | {"content_index": 0}, "content_part", "output_text")
+        yield "response.output_item.done", {"output_index": index, "item": item}
+    yield f"response.{final['status']}", {"response": final}
+
+
+def _begun(item: dict[str, Any]) -> dict[str, Any]:
+    """An item before anything was added to it."""
+    if item["type"] == "function_call":
+        return item | {"arguments": "", "status": "in_progress"}
+    if item["type"] == "reasoning":
+        return item | {"summary": []}
+    return item | {"content": [], "status": "in_progress"}
+
+
+def _text(
+    part: dict[str, Any], place: dict[str, Any], part_name: str, text_name: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A text of an item. The logprobs of a message's text come with the whole of it at the end."""
+    logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    none = {"logprobs": list[Any]()} if logprobs else {}
+    yield f"response.{part_name}.added", place | {"part": part | {"text": ""} | none}
+    for piece in sse.pieces(part["text"]):
+        yield f"response.{text_name}.delta", place | {"delta": piece} | none
+    yield f"response.{text_name}.done", place | {"text": part["text"]} | logprobs
+    yield f"response.{part_name}.done", place | {"part": part}
