@@ -39,6 +39,11 @@ def hold(host: str) -> socket.socket:
     return holder
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection, of which a process that is started is handed one (`pass_fds`)."""
+    return socket.socketpair()
+
+
 def handed(number: int) -> socket.socket:
     """The socket that the parent has handed to this process."""
     return socket.socket(fileno=number)

@@ -29,6 +29,7 @@ from environments import Result
 from environments.base import Message, Scenario
 from steps.core.params import Policy
 from steps.core.records import Trajectory
+from steps.sampling.turns import Sampled
 from tests.conftest import free_port
 from tests.support.plans import plan
 
@@ -79,7 +80,7 @@ class ScriptedEngine:
             ids = list(chat.completion_ids(self.script(call.request)))[: each["limits"]["max_tokens"]]
             self.sampled[execution.episode] = self.sampled.get(execution.episode, 0) + len(ids)
             reason = "stop" if ids[-1] == chat.end else "length"
-            results.append({"key": each["key"], "ids": ids, "logprobs": [-0.5] * len(ids), "reason": reason})
+            results.append(Sampled(each["key"], tuple(ids), (-0.5,) * len(ids), reason)._asdict())
         self.batch.sampled(results)
 
 

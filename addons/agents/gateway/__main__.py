@@ -1,4 +1,4 @@
-"""The gateway's process, which the stage starts: `python -m addons.agents.gateway --socket PATH`.
+"""The gateway's process, which the stage starts: `python -m addons.agents.gateway --socket NUMBER`.
 
 It listens on the loopback interface at a free port, or where FLYWHEEL_GATEWAY_LISTEN (host:port) says, which needs a key in
 FLYWHEEL_GATEWAY_KEY. It ends with the stage.
@@ -11,21 +11,20 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addons.agents.gateway.link import LONGEST
+from environments.kit.http_client import LOOPBACK
 from steps.core.errors import UserError, explain
 from steps.core.imports import UNUSED, hidden
 from steps.core.terminal import command_parser
-from steps.kit.sockets import listen
+from steps.kit.sockets import handed, listen
 
 if TYPE_CHECKING:
     import socket
 
     from addons.agents.gateway.server import Server
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LONGEST = 2**28  # bytes of a line from the stage
 LISTEN, KEY = "FLYWHEEL_GATEWAY_LISTEN", "FLYWHEEL_GATEWAY_KEY"
 
 
@@ -64,7 +63,7 @@ def names() -> list[str]:
     ]
 
 
-async def serve(path: Path, listener: socket.socket, key: str) -> None:
+async def serve(stage: socket.socket, listener: socket.socket, key: str) -> None:
     """Serve until the stage hangs up. Requests wait until there is a batch: without it a call that is asked again after a
     kill would get status 401, which no client asks again."""
     import uvicorn
@@ -74,7 +73,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
     from addons.agents.gateway.server import LimitedProtocol, Server
     from steps.core.params import Policy
 
-    reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST)
+    reader, writer = await asyncio.open_unix_connection(sock=stage, limit=LONGEST)
     server, chats, begun = Server(key, names()), dict[str, Chats](), asyncio.Event()
 
     def send(message: dict[str, Any]) -> None:
@@ -88,6 +87,7 @@ async def serve(path: Path, listener: socket.socket, key: str) -> None:
         await begun.wait()
         await uvicorn.Server(options).serve([listener])
 
+    send({"started": True})
     running = asyncio.create_task(run())
     sweeping = asyncio.create_task(sweep(server))
     while line := await reader.readline():
@@ -122,7 +122,7 @@ async def sweep(server: Server) -> None:
 
 def main() -> int:
     parser = command_parser("addons.agents.gateway", __doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="where the stage listens")
+    parser.add_argument("--socket", type=int, required=True, help="the stage's connection, which this process has")
     options = parser.parse_args()
     try:
         has_own_key = os.environ.get("FLYWHEEL_GATEWAY_OWN_KEY") == "1"
@@ -134,7 +134,7 @@ def main() -> int:
         with hidden("torch", *UNUSED):
             from transformers import AutoImageProcessor, AutoTokenizer  # noqa: F401
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(options.socket, listener, os.environ[KEY]))
+            runner.run(serve(handed(options.socket), listener, os.environ[KEY]))
     except Exception as problem:
         text, code = explain(problem)
         print(text, file=sys.stderr)

@@ -209,9 +209,10 @@ class Answers:
             execution, call, choice = self.asked.pop(result["key"])
             if call.is_answered:  # another of its answers failed
                 continue
-            top = tuple(tuple((token, nats) for token, nats in place) for place in result.get("top", ()))
-            call.answers[choice] = Answer(tuple(result["ids"]), tuple(result["logprobs"]), result["reason"], top)
-            self.tokens += len(result["ids"])
+            ids, logprobs = tuple(result["completion_ids"]), tuple(result["logprobs"])
+            top = tuple(tuple((token, nats) for token, nats in place) for place in result["top"])
+            call.answers[choice] = Answer(ids, logprobs, result["finish_reason"], top)
+            self.tokens += len(ids)
             if None not in call.answers:
                 whole.append((execution, call))
         self._finish(whole)

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from addons.agents.gateway.__main__ import KEY, LISTEN
 from addons.agents.gateway.causes import sentence
 from addons.agents.gateway.journal import Journal
-from addons.agents.gateway.link import StageEnd
 from addons.agents.gateway.plan import Plan
 from addons.agents.section import Agents
 from steps.core.cores import allowed_cores, use_allowed_cores
@@ -40,9 +39,11 @@ from steps.core.pictures import Shown
 from steps.core.progress import progress, say
 from steps.core.section import at
 from steps.kit.process import end, end_with_parent, start
+from steps.kit.sockets import pair
 from steps.policy.loading import check_sight, load_chat
 
 if TYPE_CHECKING:
+    import socket
     import subprocess
 
     from steps.core.records import Trajectory
@@ -55,21 +56,36 @@ LOG = JOURNALS / "log"  # of the gateway and the clients
 STARTS = 100  # of the gateway in one batch, before the stage gives up
 START_SECONDS = 120.0
 TRIES = 10  # to start the gateway's process where it is killed while it starts
+Inbox = queue.SimpleQueue[dict[str, Any] | None]
 
 # The gateway of this process; global for the same reason as the engine (steps/sampling/engine.py).
 _gateways: list[Gateway] = []
 
 
+def receive(connection: socket.socket, inbox: Inbox) -> None:
+    """A thread's work: put what the gateway says into the inbox, until it has gone."""
+    use_allowed_cores()
+    with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:  # it may be killed in mid-line
+        for line in lines:
+            inbox.put(json.loads(line))
+    inbox.put(None)
+
+
 class Gateway:
-    """The gateway's process and those of the clients on this machine."""
+    """The gateway's process and those of the clients on this machine.
+
+    It says {"started": true}, {"listening": [host, port]}, {"sample": […]}, {"progress": [done, total, note]} and
+    {"finished": true, …}, in JSON, one per line: they wait in `inbox`, and None where the gateway has gone. It is sent
+    {"batch": …} to begin, then {"sampled": […]} and {"failed": […]}.
+    """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agent-flywheel-gateway-"))
-        self.end = StageEnd(self.folder / "s")
         self.own_key = os.environ.get(KEY)
         self.key = self.own_key or secrets.token_urlsafe(24)
         self.address = os.environ.get(LISTEN) or "127.0.0.1:0"
         self.process: subprocess.Popen[bytes] | None = None
+        self.connection: socket.socket | None = None
+        self.inbox: Inbox = queue.SimpleQueue()
         self.clients: list[subprocess.Popen[bytes]] = []
         self.played: tuple[str, int, str | None] = "", 0, None  # task, capacity and interpreter of the clients
         self.is_playing = False
@@ -79,9 +95,9 @@ class Gateway:
         for _ in range(TRIES):
             if (self.process is None or self.process.poll() is not None) and not self._start():
                 continue
-            self.end.send({"batch": plan._asdict()})
+            self.send({"batch": plan._asdict()})
             try:
-                message = self.end.inbox.get(timeout=START_SECONDS)
+                message = self.inbox.get(timeout=START_SECONDS)
             except queue.Empty:
                 message = None
             if message is not None and "listening" in message:
@@ -97,16 +113,25 @@ class Gateway:
         """Whether the gateway's process has started; False where it was killed. UserError where it ended by itself."""
         LOG.parent.mkdir(parents=True, exist_ok=True)
         variables = {KEY: self.key, LISTEN: self.address, "FLYWHEEL_GATEWAY_OWN_KEY": "1" if self.own_key else "0"}
-        self.process = child(["addons.agents.gateway", "--socket", os.fspath(self.folder / "s")], variables)
-        until = time.monotonic() + START_SECONDS
-        while not self.end.accept(0.5):
-            if (code := self.process.poll()) is not None:
-                if code < 0:
-                    return False
-                raise UserError(tail(LOG) or f"the gateway ended before it began (exit code {code}); see {LOG}")
-            if time.monotonic() > until:
-                raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}")
-        return True
+        self.connection, theirs = pair()
+        with theirs:
+            words = ["addons.agents.gateway", "--socket", str(theirs.fileno())]
+            self.process = child(words, variables, pass_fds=[theirs.fileno()])
+        self.inbox = queue.SimpleQueue()
+        threading.Thread(target=receive, args=(self.connection, self.inbox), daemon=True).start()
+        try:
+            is_there = self.inbox.get(timeout=START_SECONDS) is not None
+        except queue.Empty:
+            raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}") from None
+        if not is_there and (code := self.process.wait()) >= 0:
+            raise UserError(tail(LOG) or f"the gateway ended before it began (exit code {code}); see {LOG}")
+        return is_there
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A message that cannot be delivered is dropped: the inbox says that the gateway has gone."""
+        with contextlib.suppress(OSError):
+            if self.connection is not None:
+                self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def keep_clients(self, task: str, agents: Agents) -> None:
         """Start the clients that are missing; those of another task or capacity end."""
@@ -129,16 +154,16 @@ class Gateway:
         self.clients = []
 
     def stop_gateway(self) -> None:
-        self.end.hang_up()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
         if self.process is not None:
             end(self.process)
 
     def stop(self) -> None:
         self.stop_clients()
         self.stop_gateway()
-        self.end.close()
         ADDRESS.unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def play(job: Job) -> list[Trajectory]:
@@ -250,9 +275,9 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
                 except ValueError as problem:  # such as a schema that vLLM cannot compile
                     failed.append({"key": request["key"], "reason": f"vLLM refuses it: {str(problem)[:500]}"})
             if failed:
-                gateway.end.send({"failed": failed})
+                gateway.send({"failed": failed})
         if sampler.pending and (finished := sampler.step()):
-            gateway.end.send({"sampled": [result(sampled) for sampled in finished]})
+            gateway.send({"sampled": [sampled._asdict() for sampled in finished]})
 
 
 def say_counts(counts: dict[str, Any]) -> None:
@@ -264,23 +289,12 @@ def say_counts(counts: dict[str, Any]) -> None:
         say(f"{counts['repeated']} requests were asked again, and got the same answers")
 
 
-def result(sampled: Any) -> dict[str, Any]:
-    """A finished turn as the gateway gets it."""
-    fields = {
-        "key": sampled.key,
-        "ids": sampled.completion_ids,
-        "logprobs": sampled.logprobs,
-        "reason": sampled.finish_reason,
-    }
-    return fields | ({"top": sampled.top} if sampled.top else {})
-
-
 def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
     """What the gateway has said; waits up to `seconds` for the first."""
     try:
-        yield gateway.end.inbox.get(block=seconds > 0, timeout=seconds or None)
+        yield gateway.inbox.get(block=seconds > 0, timeout=seconds or None)
         while True:
-            yield gateway.end.inbox.get_nowait()
+            yield gateway.inbox.get_nowait()
     except queue.Empty:
         return
 
@@ -292,10 +306,10 @@ def forget_old(folder: Path) -> None:
             shutil.rmtree(path.parent)
 
 
-def child(words: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def child(words: list[str], variables: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """A process of this project's that ends with this one, whatever ends it; it writes to the log."""
     command, both = [sys.executable, "-m", *words], os.environ | variables
-    return start(command, log=LOG, env=both, preexec_fn=_begin_child)
+    return start(command, log=LOG, env=both, preexec_fn=_begin_child, **options)
 
 
 def _begin_child() -> None:

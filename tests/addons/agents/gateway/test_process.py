@@ -28,6 +28,7 @@ from environments.base import Scenario
 from steps.core.errors import UserError
 from steps.core.params import Policy
 from steps.policy.loading import load_tokenizer
+from steps.sampling.turns import Sampled
 from tests.conftest import ROOT, free_port
 from tests.support.plans import plan
 
@@ -67,7 +68,7 @@ class Stage:
 
     def _answer(self) -> None:
         while True:
-            message = self.gateway.end.inbox.get()
+            message = self.gateway.inbox.get()
             if message is None:  # it was killed
                 self.gateway.stop_gateway()
                 try:
@@ -79,9 +80,9 @@ class Stage:
                 self.sampled += 1
                 ids = self.ids[: request["limits"]["max_tokens"]]
                 reason = "stop" if ids == self.ids else "length"
-                results.append({"key": request["key"], "ids": ids, "logprobs": [-0.5] * len(ids), "reason": reason})
+                results.append(Sampled(request["key"], tuple(ids), (-0.5,) * len(ids), reason)._asdict())
             if results:
-                self.gateway.end.send({"sampled": results})
+                self.gateway.send({"sampled": results})
 
     @property
     def url(self) -> str:

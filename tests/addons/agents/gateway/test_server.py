@@ -23,6 +23,7 @@ from environments.base import Scenario
 from steps.core.params import Policy
 from steps.core.records import Trajectory
 from steps.policy.chat import Chat
+from steps.sampling.turns import Sampled
 from tests.support.plans import plan
 
 KEY = "the gateway's key"
@@ -75,9 +76,8 @@ class FakeEngine:
         ids = self.chats.of([TOOL]).completion_ids(said)[: request["limits"]["max_tokens"]]
         top = [[[token, -0.5]] for token in ids] if request["limits"].get("top_logprobs") else []
         reason = "stop" if ids[-1] == chat.end else "length"
-        result = {"key": request["key"], "ids": ids, "logprobs": [-0.5] * len(ids), "reason": reason}
-        self.log.append({"prompt": request["ids"], "seed": request["seed"]} | result)
-        return result | ({"top": top} if top else {})
+        self.log.append({"prompt": request["ids"], "seed": request["seed"], "ids": ids})
+        return Sampled(request["key"], tuple(ids), (-0.5,) * len(ids), reason)._asdict() | {"top": top}
 
 
 class Table:
