@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from addons.agents.gateway import responses
-from addons.agents.gateway.dialects import DIALECTS
+from addons.agents.gateway.answers import DIALECTS
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
 
 WORDS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from addons.agents.gateway import chat, completions, messages, responses
-from addons.agents.gateway.dialects import DIALECTS, Dialect
 
 ASK = [{"role": "user", "content": "Where?"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -59,11 +58,6 @@ FULL: dict[Any, dict[str, Any]] = {
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     },
 }
-
-
-def dialect_of(module: Any) -> Dialect:
-    """What the routes have of a dialect's module."""
-    return next(dialect for dialect in DIALECTS.values() if dialect.parse is module.parse)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

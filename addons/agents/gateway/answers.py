@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from addons.agents.gateway import replies, responses
+from addons.agents.gateway import chat, completions, messages, replies, responses
 from addons.agents.gateway.calls import Asked, Call, Execution, Waiter, branch_name, recorded
-from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.journal import Answer, Entry, Journal
 from addons.agents.gateway.leases import Leases
 from addons.agents.gateway.plan import Chats, Plan
-from addons.agents.gateway.types import TOO_LONG, BadRequest, Request
+from addons.agents.gateway.types import TOO_LONG, BadRequest, Dialect, Request
 from addons.agents.section import Agents
 from environments.kit.pictures import apart
 from steps.policy.chat import Chat
@@ -29,6 +28,12 @@ from steps.sampling.episodes import turn_seed
 if TYPE_CHECKING:
     from addons.agents.gateway.graph import Placement
 
+DIALECTS: dict[str, Dialect] = {  # by their routes under /episodes/<id>/v1/
+    "chat/completions": chat,
+    "completions": completions,
+    "responses": responses,
+    "messages": messages,
+}
 MAX_TURNS = "max_turns"
 # Seconds after a request before a round begins: agents that make calls side by side within an episode may find themselves in
 # one round or in two.

@@ -11,6 +11,7 @@ from typing import Any
 
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
+from addons.agents.gateway.events import error as error
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, ToolChoice, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system

@@ -12,6 +12,7 @@ from typing import Any
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
 from addons.agents.gateway.chat import usage, wants_usage
+from addons.agents.gateway.events import error as error
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
 
 REFUSED = {

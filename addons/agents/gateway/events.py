@@ -44,8 +44,14 @@ def _logprob(text: str, value: float) -> dict[str, Any]:
     return {"token": text, "bytes": [] if "\ufffd" in text else list(text.encode()), "logprob": max(value, LEAST)}
 
 
-def openai_error(problem: BadRequest, status: int) -> dict[str, Any]:
+def error(problem: BadRequest, status: int) -> dict[str, Any]:
     """An error as OpenAI's three dialects write it."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     name = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": problem.message, "type": name, "param": problem.param, "code": problem.code}}
+
+
+def error_event(problem: dict[str, Any]) -> str:
+    """An error after the stream has begun; the official clients raise APIError or APIStatusError from it. That of responses
+    only hands on the event `error` that OpenAI describes, so it has the form of the others."""
+    return event(problem, problem.get("type"))

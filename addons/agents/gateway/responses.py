@@ -16,6 +16,7 @@ from typing import Any
 from addons.agents.gateway import events as sse
 from addons.agents.gateway import fields as read
 from addons.agents.gateway.chat import schema, tool_choice
+from addons.agents.gateway.events import error as error
 from addons.agents.gateway.types import BadRequest, Reply, Request, assistant
 from environments.base import Message
 from steps.policy.rendering import with_one_system

@@ -26,12 +26,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from addons.agents.gateway import description
 from addons.agents.gateway import events as sse
+from addons.agents.gateway.answers import DIALECTS
 from addons.agents.gateway.batch import Batch
 from addons.agents.gateway.calls import Asked, Call, Execution
-from addons.agents.gateway.dialects import DIALECTS, Dialect
 from addons.agents.gateway.plan import LARGEST
 from addons.agents.gateway.replies import MODEL
-from addons.agents.gateway.types import TOO_LONG, BadRequest, Reply
+from addons.agents.gateway.types import TOO_LONG, BadRequest, Dialect, Reply
 from steps.core import outside_json
 from steps.kit import guard
 
@@ -129,7 +129,7 @@ class Server:
         try:
             reply: Reply = call.reply.result()
         except BadRequest as problem:
-            yield dialect.error_event(problem, 400)
+            yield sse.error_event(dialect.error(problem, 400))
             return
         for event in dialect.events(reply, body):
             yield event

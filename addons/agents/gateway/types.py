@@ -7,8 +7,8 @@ the text of a message (environments/kit/pictures.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from environments.base import Message
 
@@ -93,3 +93,19 @@ class Reply(NamedTuple):
     choices: tuple[Choice, ...]
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt, continued from what was recorded
+
+
+class Dialect(Protocol):
+    """A module for a protocol: what a route does with bodies and replies."""
+
+    def parse(self, body: Any, /) -> Request:
+        """What a body asks for. BadRequest names the field that is wrong and the reason."""
+
+    def render(self, reply: Reply, body: Mapping[str, Any], /) -> dict[str, Any]:
+        """An answer as JSON, to the body that asked for it."""
+
+    def events(self, reply: Reply, body: Mapping[str, Any], /) -> Iterator[str]:
+        """The same as server-sent events."""
+
+    def error(self, problem: BadRequest, status: int, /) -> dict[str, Any]:
+        """A refusal with its status."""

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from addons.agents.gateway.answers import DIALECTS
 from addons.agents.gateway.description import openapi
-from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.types import BadRequest
 from tests.support.canned_gateway import choice, reply
 from tests.support.dialect_bodies import FULL, places, replaced

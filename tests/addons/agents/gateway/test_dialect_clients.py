@@ -10,7 +10,8 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from addons.agents.gateway.dialects import DIALECTS
+from addons.agents.gateway.answers import DIALECTS
+from addons.agents.gateway.events import error_event
 from addons.agents.gateway.types import BadRequest
 from tests.support.canned_gateway import ARGUMENTS, WORDS, CannedGateway, choice, reply
 
@@ -273,10 +274,10 @@ def test_an_error_in_a_stream_reaches_the_client() -> None:
     import openai
 
     def broken(request: httpx2.Request) -> httpx2.Response:
-        problem = BadRequest("The engine is gone.")
+        problem = DIALECTS[request.url.path.removeprefix("/v1/")].error(BadRequest("The engine is gone."), 503)
         return httpx2.Response(
             200,
-            text=": sampling\n\n" + DIALECTS[request.url.path.removeprefix("/v1/")].error_event(problem, 503),
+            text=": sampling\n\n" + error_event(problem),
             headers={"content-type": "text/event-stream"},
         )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from addons.agents.gateway.events import as_json
 from addons.agents.gateway.types import BadRequest, Request
-from tests.support.dialect_bodies import FULL, dialect_of, places, replaced
+from tests.support.dialect_bodies import FULL, places, replaced
 
 DEEP: Any = []
 for _ in range(3000):
@@ -37,7 +37,7 @@ def outcome(dialect: Any, body: Any) -> str:
     try:
         request = dialect.parse(body)
     except BadRequest as problem:
-        as_json(dialect_of(dialect).error(problem, 400))
+        as_json(dialect.error(problem, 400))
         f"{problem.message} {problem.param}".encode()  # it can be logged
         return "refused"
     assert isinstance(request, Request)

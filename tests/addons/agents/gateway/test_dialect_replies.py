@@ -12,7 +12,6 @@ from addons.agents.gateway import chat, completions, messages, responses
 from addons.agents.gateway.events import KEEP_ALIVE
 from addons.agents.gateway.types import BadRequest, Choice
 from tests.support.canned_gateway import choice, reply
-from tests.support.dialect_bodies import dialect_of
 
 BODIES: list[dict[str, Any]] = [
     {},
@@ -141,7 +140,7 @@ def test_a_message_without_words_or_calls_comes_back() -> None:
 def test_errors_by_status(status: int, openai_type: str, anthropic_type: str) -> None:
     problem = BadRequest("No.", "n", "too_many")
     expected = {"error": {"message": "No.", "type": openai_type, "param": "n", "code": "too_many"}}
-    assert all(dialect_of(dialect).error(problem, status) == expected for dialect in (chat, completions, responses))
+    assert all(dialect.error(problem, status) == expected for dialect in (chat, completions, responses))
     assert messages.error(problem, status) == {"type": "error", "error": {"type": anthropic_type, "message": "No."}}
 
 

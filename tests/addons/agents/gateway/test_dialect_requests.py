@@ -8,7 +8,6 @@ import pytest
 
 from addons.agents.gateway import chat, completions, messages, responses
 from addons.agents.gateway.types import BadRequest, Choice, Reply, Request
-from tests.support.dialect_bodies import dialect_of
 
 ASK = [{"role": "user", "content": "Where?"}]
 TOOL: dict[str, Any] = {
@@ -324,7 +323,7 @@ def test_what_cannot_be_honoured_is_refused_with_its_field(dialect: Any, fields:
         dialect.parse(least(dialect) | fields)
     assert caught.value.param == param
     assert param.partition("[")[0] in caught.value.message
-    assert set(dialect_of(dialect).error(caught.value, 400)) <= {"type", "error"}
+    assert set(dialect.error(caught.value, 400)) <= {"type", "error"}
 
 
 @pytest.mark.parametrize(

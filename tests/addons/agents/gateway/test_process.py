@@ -20,8 +20,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from addons.agents.gateway.answers import DIALECTS
 from addons.agents.gateway.description import openapi
-from addons.agents.gateway.dialects import DIALECTS
 from addons.agents.gateway.play import Gateway
 from addons.agents.section import Agents
 from environments.base import Scenario
