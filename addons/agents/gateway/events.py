@@ -46,8 +46,7 @@ def _logprob(text: str, value: float) -> dict[str, Any]:
 
 def error(problem: BadRequest, status: int) -> dict[str, Any]:
     """An error as OpenAI's three dialects write it."""
-    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-    name = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    name = "authentication_error" if status == 401 else "invalid_request_error"
     return {"error": {"message": problem.message, "type": name, "param": problem.param, "code": problem.code}}
 
 

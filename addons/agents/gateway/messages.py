@@ -24,16 +24,7 @@ REFUSED = {
 }
 KNOWN = set("messages system tools tool_choice max_tokens stop_sequences output_config output_format thinking".split())
 TEXT = ("text",)
-KINDS = {  # of errors, by status
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+KINDS = {401: "authentication_error", 413: "request_too_large"}  # of errors, by status
 
 
 def parse(body: Any) -> Request:
@@ -195,7 +186,7 @@ def events(reply: Reply, body: Mapping[str, Any]) -> Iterator[str]:
 
 def error(problem: BadRequest, status: int) -> dict[str, Any]:
     """An error as Anthropic writes it."""
-    name = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    name = KINDS.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": name, "message": problem.message}}
 
 

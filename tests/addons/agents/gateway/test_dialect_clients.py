@@ -274,7 +274,7 @@ def test_an_error_in_a_stream_reaches_the_client() -> None:
     import openai
 
     def broken(request: httpx2.Request) -> httpx2.Response:
-        problem = DIALECTS[request.url.path.removeprefix("/v1/")].error(BadRequest("The engine is gone."), 503)
+        problem = DIALECTS[request.url.path.removeprefix("/v1/")].error(BadRequest("The engine is gone."), 400)
         return httpx2.Response(
             200,
             text=": sampling\n\n" + error_event(problem),

@@ -130,11 +130,7 @@ def test_a_message_without_words_or_calls_comes_back() -> None:
     [
         (400, "invalid_request_error", "invalid_request_error"),
         (401, "authentication_error", "authentication_error"),
-        (404, "invalid_request_error", "not_found_error"),
-        (409, "invalid_request_error", "invalid_request_error"),
         (413, "invalid_request_error", "request_too_large"),
-        (500, "server_error", "api_error"),
-        (503, "server_error", "overloaded_error"),
     ],
 )
 def test_errors_by_status(status: int, openai_type: str, anthropic_type: str) -> None:
