@@ -84,7 +84,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.database = sqlite3.connect(path, isolation_level=None)
+        self.database = sqlite3.connect(path, isolation_level="IMMEDIATE")
         path.chmod(0o600)
         for setting in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 10000"):
             self.database.execute(f"PRAGMA {setting}")
@@ -98,7 +98,7 @@ class Journal:
     def record(self, entries: Iterable[Entry]) -> list[int]:
         """Write calls, all in one transaction, which is on the disk when this returns. Their ids."""
         numbers = []
-        with self:
+        with self.database:
             for entry in entries:
                 values = (*entry[:6], _packed(entry.body), entry.reply, entry.created, entry.adapter)
                 marks = ", ".join("?" * len(values))
@@ -118,12 +118,12 @@ class Journal:
 
     def deliver(self, numbers: Iterable[int]) -> None:
         """Note that clients have these answers. Where the note is lost, a client that asks again gets the same answer."""
-        with self:
+        with self.database:
             self.database.executemany("UPDATE calls SET delivered = 1 WHERE id = ?", [(number,) for number in numbers])
 
     def lease(self, executions: Iterable[tuple[str, int, str, int]]) -> None:
         """Note new executions of episodes: (episode, lease, key, how many were lost before)."""
-        with self:
+        with self.database:
             self.database.executemany(
                 "INSERT INTO episodes (episode, lease, key, lost) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (episode) DO UPDATE SET lease = ?2, key = ?3, lost = ?4, refused = NULL",
@@ -132,12 +132,12 @@ class Journal:
 
     def refuse(self, episode: str, reason: str) -> None:
         """Note why the latest request of an episode was refused."""
-        with self:
+        with self.database:
             self.database.execute("UPDATE episodes SET refused = ? WHERE episode = ?", (reason, episode))
 
     def end(self, episode: str, trajectory: dict[str, Any]) -> None:
         """Note what an episode came to, once and for all."""
-        with self:
+        with self.database:
             self.database.execute(
                 "INSERT INTO episodes (episode, lease, key, ended, trajectory, error) VALUES (?1, 0, '', 1, ?2, ?3) "
                 "ON CONFLICT (episode) DO UPDATE SET ended = 1, trajectory = ?2, error = ?3 WHERE ended = 0",
@@ -146,7 +146,7 @@ class Journal:
 
     def reopen(self) -> None:
         """Have all episodes played again, with the answers that are here."""
-        with self:
+        with self.database:
             self.database.execute(
                 "UPDATE episodes SET ended = 0, lost = 0, refused = NULL, trajectory = NULL, error = NULL"
             )
@@ -183,12 +183,6 @@ class Journal:
             entry = Entry(*request, reply, created, adapter, answers, prompts, bool(delivered))
             result.append((number, entry))
         return result
-
-    def __enter__(self) -> None:
-        self.database.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.database.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _packed(body: dict[str, Any]) -> bytes:
