@@ -74,7 +74,7 @@ async def serve(stage: socket.socket, listener: socket.socket, key: str) -> None
     from steps.core.params import Policy
 
     reader, writer = await asyncio.open_unix_connection(sock=stage, limit=LONGEST)
-    server, chats, begun = Server(key, names()), dict[str, Chats](), asyncio.Event()
+    server, chats = Server(key, names()), dict[str, Chats]()
 
     def send(message: dict[str, Any]) -> None:
         writer.write(json.dumps(message).encode() + b"\n")
@@ -83,13 +83,8 @@ async def serve(stage: socket.socket, listener: socket.socket, key: str) -> None
         server.app, http=LimitedProtocol, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75
     )
 
-    async def run() -> None:
-        await begun.wait()
-        await uvicorn.Server(options).serve([listener])
-
     send({"started": True})
-    running = asyncio.create_task(run())
-    sweeping = asyncio.create_task(sweep(server))
+    tasks = [asyncio.create_task(sweep(server))]
     while line := await reader.readline():
         message = json.loads(line)
         if "batch" in message:
@@ -104,11 +99,12 @@ async def serve(stage: socket.socket, listener: socket.socket, key: str) -> None
                 ended.wake()  # the clients that wait for its episodes
             send({"listening": listener.getsockname()[:2]})
             server.batch.tell_end()
-            begun.set()
+            if ended is None:
+                tasks.append(asyncio.create_task(uvicorn.Server(options).serve([listener])))
         elif server.batch is not None:
             server.batch.failed(message.get("failed", ()))
             server.batch.sampled(message.get("sampled", ()))
-    for task in (running, sweeping):
+    for task in tasks:
         task.cancel()
 
 
