@@ -281,19 +281,16 @@ class Answers:
         self.delivered = []
 
     def recall(self, execution: Execution) -> None:
-        """Put an execution's recorded calls back into it, where an earlier process answered them."""
+        """Read what this batch's policy answered before: in earlier executions of the episode, and in this one, to which its
+        calls belong again, where an earlier process answered them."""
         if execution.unread is None:
             return
         execution.unread = None
-        entries = self._recorded(execution.episode)
+        entries = [pair for pair in self.journal.entries(execution.episode) if pair[1].adapter == self.plan.adapter]
         execution.recorded = recorded(entry for _, entry in entries if entry.lease < execution.lease)
         for number, entry in entries:
             if entry.lease == execution.lease:
                 self._again(execution, entry, number)
-
-    def _recorded(self, episode: str) -> list[tuple[int, Entry]]:
-        """The calls of an episode that this batch's policy answered."""
-        return [pair for pair in self.journal.entries(episode) if pair[1].adapter == self.plan.adapter]
 
     def _again(self, execution: Execution, entry: Entry, number: int) -> None:
         """Put a recorded call back into its execution."""

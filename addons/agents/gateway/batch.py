@@ -77,8 +77,7 @@ class Batch(Answers):
         if leased:
             self.journal.lease([(*entry, self.leases.losses[entry[0]]) for entry in leased])
         for name, lease, key in leased:
-            before = [entry for _, entry in self._recorded(name)]
-            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(self.plan.grammar), before)
+            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(self.plan.grammar))
             episode = self.episodes[name]
             draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
             more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}

@@ -100,13 +100,11 @@ def recorded(earlier: Iterable[Entry]) -> dict[str, deque[Entry]]:
 class Execution:
     """One execution of an episode by a client: its key, its calls, and what was recorded of it."""
 
-    def __init__(
-        self, episode: str, place: int, lease: int, key: str, graph: Graph, earlier: Iterable[Entry] = ()
-    ) -> None:
+    def __init__(self, episode: str, place: int, lease: int, key: str, graph: Graph) -> None:
         self.episode, self.place, self.lease, self.key, self.graph = episode, place, lease, key, graph
         self.calls: list[Call] = []
-        self.unread: int | None = None  # calls that an earlier process answered, until this one has read them
-        self.recorded = recorded(earlier)
+        self.unread: int | None = 0  # calls that an earlier process answered; None: the journal's were read
+        self.recorded: dict[str, deque[Entry]] = defaultdict(deque)  # what earlier executions were given, by digest
         self.lock = asyncio.Lock()  # a request is matched and placed before the next one is
 
     async def find(self, asked: Asked, digest: str) -> Call | None:
