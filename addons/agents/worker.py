@@ -98,8 +98,7 @@ class Running:
     def __init__(self, key: str, episode: Episode) -> None:
         self.key, self.episode = key, episode
         self.deadline = time.monotonic() + episode.seconds
-        self.task: asyncio.Task[None] | None = None  # of an `async def`
-        self.player: asyncio.Task[None] | None = None  # which waits for it; the event loop alone would forget it
+        self.task: asyncio.Task[Any] | None = None  # of an `async def`; the event loop alone would forget it
 
     @property
     def too_long(self) -> str:
@@ -154,11 +153,8 @@ class Worker:
             if self.in_threads:
                 threading.Thread(target=self.play_in_thread, args=(running,), daemon=True).start()
             else:
-                self.loop.call_soon_threadsafe(self.play_in_loop, running)
+                asyncio.run_coroutine_threadsafe(self.play(running), self.loop)
         os._exit(1)  # what was started here ends with this process (environments/kit/keeper.py)
-
-    def play_in_loop(self, running: Running) -> None:
-        running.player = self.loop.create_task(self.play(running))
 
     def play_in_thread(self, running: Running) -> None:
         if self.is_async:
@@ -174,19 +170,16 @@ class Worker:
             self.end(running.key, None, explain(error, running.episode))
 
     async def play(self, running: Running) -> None:
-        """Run an `async def` and cancel it at its time limit."""
+        """Run an `async def` and cancel it at its time limit. If it does not end then, `watch` says so."""
         playing.set(running.episode)
-        running.task = asyncio.create_task(self._call(running))
-        if not (await asyncio.wait({running.task}, timeout=running.episode.seconds))[0]:
-            running.cancel()
-            await asyncio.wait({running.task})  # if it does not end, `watch` says so
-
-    async def _call(self, running: Running) -> None:
+        running.task = asyncio.current_task()
+        limit = asyncio.timeout(running.episode.seconds)
         try:
-            result = as_result(await self.function(running.episode))
+            async with limit:
+                result = as_result(await self.function(running.episode))
             self.end(running.key, result, None)
         except BaseException as error:
-            late = isinstance(error, asyncio.CancelledError) and time.monotonic() >= running.deadline
+            late = isinstance(error, TimeoutError) and limit.expired()
             self.end(running.key, None, running.too_long if late else explain(error, running.episode))
 
     # --- A thread that sees to time
