@@ -45,7 +45,6 @@ from steps.core.errors import UserError, masked
 from steps.core.terminal import command_parser, exit_code
 
 KEY = "FLYWHEEL_GATEWAY_KEY"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ABSENCE = 60.0  # seconds without the gateway after which a client ends, but for --forever
 WAIT = 20.0  # seconds that a request for leases may wait for some
 TIMEOUT = 30.0  # seconds of any other request
@@ -54,44 +53,12 @@ GOODBYE = 2.0  # seconds for the last request
 LONGEST = 1000  # characters of an error
 
 
-class Gone(UserError):
-    """The gateway has been away for too long."""
-
-
 class Unknown(Exception):
     """The gateway does not know this client (any more)."""
 
 
 class Late(Exception):
     """What was asked for is another's by now (status 409)."""
-
-
-class Connection:
-    """Requests to the gateway, made again until they are answered."""
-
-    def __init__(self, server: str, key: str, is_forever: bool) -> None:
-        self.http = http_client.Client(server, headers={"Authorization": f"Bearer {key}"}, connections=100)
-        self.server, self.is_forever, self.answered = server, is_forever, time.monotonic()
-
-    async def ask(self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT) -> Any:
-        """The answer's JSON. Unknown for 404, Late for 409, UserError for another refusal, Gone after a long absence."""
-        pause = 0.1
-        while True:
-            try:
-                answer = await self.http.ask(method, path, body=body, seconds=timeout)
-                if answer.status < 500:
-                    self.answered = time.monotonic()
-                    return _read(answer, self.server)
-                reason = f"status {answer.status}"
-                if answer.status == 503:  # it is there, and has no batch
-                    self.answered = time.monotonic()
-            except http_client.NoAnswer as problem:
-                reason = str(problem)
-            absent = time.monotonic() - self.answered
-            if absent > ABSENCE and not self.is_forever:
-                raise Gone(f"the gateway at {self.server} has not answered for {absent:.0f} seconds ({reason})")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
 
 def _read(answer: http_client.Answer, server: str) -> Any:
@@ -113,8 +80,9 @@ def _read(answer: http_client.Answer, server: str) -> Any:
 class Execution:
     """An episode that this client has leased."""
 
-    def __init__(self, key: str, entry: dict[str, Any]) -> None:
+    def __init__(self, key: str, entry: dict[str, Any], processes: Processes) -> None:
         self.key, self.entry = key, entry  # the key is this client's own; names of episodes come again in other batches
+        self.processes = processes  # in which it runs
         self.deadline = time.monotonic() + entry["seconds"] + GRACE
         self.is_playing = True  # False: what it came to is being reported
 
@@ -124,7 +92,8 @@ class Client:
 
     def __init__(self, options: argparse.Namespace, key: str) -> None:
         self.options, self.name = options, options.name or f"{os.uname().nodename}-{os.getpid()}"
-        self.connection = Connection(options.server, key, options.forever)
+        self.http = http_client.Client(options.server, headers={"Authorization": f"Bearer {key}"}, connections=100)
+        self.answered = time.monotonic()  # when the gateway was last there
         self.id = f"{os.getpid()}-{secrets.token_hex(6)}"
         self.heartbeat_seconds = 10.0
         self.batch: Any = None
@@ -160,8 +129,29 @@ class Client:
 
     async def _leave(self) -> None:
         with contextlib.suppress(Exception):  # what it does not hear, the gateway notices
-            await asyncio.wait_for(self.connection.ask("DELETE", f"/clients/{self.id}", timeout=GOODBYE), GOODBYE)
-        await self.connection.http.close()
+            await asyncio.wait_for(self._request("DELETE", f"/clients/{self.id}", timeout=GOODBYE), GOODBYE)
+        await self.http.close()
+
+    async def _request(self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT) -> Any:
+        """The JSON of an answer, which is asked for until it comes. Unknown for 404, Late for 409, UserError for another
+        refusal, and after a long absence of the gateway."""
+        pause = 0.1
+        while True:
+            try:
+                answer = await self.http.ask(method, path, body=body, seconds=timeout)
+                if answer.status < 500 or answer.status == 503:  # then it is there, and has no batch
+                    self.answered = time.monotonic()
+                if answer.status < 500:
+                    return _read(answer, self.options.server)
+                reason = f"status {answer.status}"
+            except http_client.NoAnswer as problem:
+                reason = str(problem)
+            absent = time.monotonic() - self.answered
+            if absent > ABSENCE and not self.options.forever:
+                server = self.options.server
+                raise UserError(f"the gateway at {server} has not answered for {absent:.0f} seconds ({reason})")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
 
     async def ask(self, path: str, body: dict[str, Any], timeout: float = TIMEOUT, holding: bool = True) -> Any:
         """The answer to a request of this client, which registers (again) where it must. Late for 409."""
@@ -171,7 +161,7 @@ class Client:
                 if not registered:
                     raise Unknown
                 listed = {"held": self.held()} if holding else {}
-                return await self.connection.ask("POST", f"/clients/{self.id}/{path}", body | listed, timeout)
+                return await self._request("POST", f"/clients/{self.id}/{path}", body | listed, timeout)
             except Unknown:
                 await self._register(registered)
 
@@ -183,7 +173,7 @@ class Client:
             words = {"client": self.id, "name": self.name, "capacity": self.options.capacity, "task": self.options.task}
             while True:
                 try:
-                    answer = await self.connection.ask("POST", "/clients", words | {"held": self.held()})
+                    answer = await self._request("POST", "/clients", words | {"held": self.held()})
                     break
                 except Late:
                     await asyncio.sleep(1.0)  # its time may come
@@ -209,7 +199,7 @@ class Client:
         """The environment of the processes: without the gateway's key, and without a proxy to this machine."""
         variables = {name: value for name, value in os.environ.items() if name != KEY}
         host = urlsplit(self.options.server).hostname or ""
-        if host in LOOPBACK:
+        if host in http_client.LOOPBACK:
             for name in ("NO_PROXY", "no_proxy"):
                 variables[name] = ",".join(filter(None, (variables.get(name), host)))
         return variables
@@ -231,17 +221,16 @@ class Client:
             began = []
             for entry in given:
                 self.leased += 1
-                began.append(Execution(f"{entry['episode']}#{self.leased}", entry))
+                began.append(Execution(f"{entry['episode']}#{self.leased}", entry, self.processes))
                 self.executions[began[-1].key] = began[-1]
-            await asyncio.gather(*(self._start(self.processes, execution) for execution in began))
+            await asyncio.gather(*map(self._start, began))
 
-    async def _start(self, processes: Processes, execution: Execution) -> None:
+    async def _start(self, execution: Execution) -> None:
         entry = execution.entry
         fields = {name: entry[name] for name in ("scenario", "attempt", "seed", "api_key", "seconds")}
         place = f"{self.options.server}/episodes/{entry['episode']}/v1"
-        await processes.play(
-            execution.key, {"id": entry["episode"], "base_url": place, **fields}, entry.get("suspect", False)
-        )
+        played = {"id": entry["episode"], "base_url": place, **fields}
+        await execution.processes.play(execution.key, played, entry.get("suspect", False))
 
     def _ended(self, key: str, outcome: dict[str, Any]) -> None:
         """An episode has come to something: report it. One that was dropped is forgotten."""
@@ -273,8 +262,8 @@ class Client:
     def _drop(self, key: str) -> None:
         """Have done with an episode: it was reported, or is another's."""
         execution = self.executions.pop(key, None)
-        if execution is not None and execution.is_playing and self.processes is not None:
-            self.processes.cancel(key)
+        if execution is not None and execution.is_playing:
+            execution.processes.cancel(key)
         self.freed.set()
 
     async def _beat(self) -> None:
@@ -287,8 +276,7 @@ class Client:
                     self._drop(execution.key)
             now = time.monotonic()
             for execution in [each for each in self.executions.values() if each.is_playing and now > each.deadline]:
-                if self.processes is not None:
-                    self.processes.overdue(execution.key)
+                execution.processes.overdue(execution.key)
                 seconds = f"{execution.entry['seconds']:g} seconds of agents.episode_seconds"
                 error = f"TimeoutError: it took longer than the {seconds}, and its process had to be ended"
                 self._ended(execution.key, {"result": None, "error": error})
@@ -334,7 +322,7 @@ def main(words: list[str] | None = None) -> int:
             if getattr(options, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(options, name)}")
         client = Client(options, key_of(options))
-        if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        if parts.scheme == "http" and parts.hostname not in http_client.LOOPBACK:
             client.say(f"keys and answers cross the network unencrypted, because --server is {parts.scheme}")
         asyncio.run(client.run())
 
