@@ -43,55 +43,38 @@ def is_held_to_one_call(request: Request) -> bool:
 def grammar(request: Request, chat: Chat) -> dict[str, str]:
     """The grammar that a request asks for, as a field of Limits: nothing, a JSON schema, or a structural tag. Where there
     are tools, too, a schema is of the answer in the end, and the policy may call one before."""
-    if request.tool_choice not in ("auto", "none"):
-        return {"tag": json.dumps(_forced(request, chat))}
-    if request.schema is None:
+    is_forced = request.tool_choice not in ("auto", "none")
+    if not is_forced and request.schema is None:
         return {}
-    if not request.tools or request.tool_choice == "none":
+    if not is_forced and (not request.tools or request.tool_choice == "none"):
         return {"schema": json.dumps(request.schema)}
+    if chat.tool_parser != TAGGED and is_forced:
+        raise BadRequest(
+            f"tool_choice: a tool can be forced only where calls are JSON between tags, and this model's are "
+            f"{chat.tool_parser}; use auto",
+            "tool_choice",
+        )
     if chat.tool_parser != TAGGED:
         raise BadRequest(
             "response_format: beside tools the form of an answer can be set only where calls are JSON between tags, and "
             f"this model's are {chat.tool_parser}; leave one of the two out, or set rollout.grammar: free",
             "response_format",
         )
-    answer = {"type": "json_schema", "json_schema": request.schema}
-    names = [tool["function"]["name"] for tool in request.tools]
-    return {"tag": json.dumps(_one_of([answer, *_tags(request, names)]))}
+    forms = [] if is_forced else [{"type": "json_schema", "json_schema": request.schema}]
+    functions = [tool["function"] for tool in request.tools]
+    forms += [_tag(each) for each in functions if request.tool_choice in ("auto", "required", each["name"])]
+    content = forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
+    return {"tag": json.dumps({"type": "structural_tag", "format": content})}
 
 
-def _forced(request: Request, chat: Chat) -> dict[str, Any]:
-    """vLLM's structural tag for a turn that is one call of a tool."""
-    names = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    wanted = list(names) if request.tool_choice == "required" else [request.tool_choice]
-    if not wanted or wanted[0] not in names:
-        raise BadRequest(f"tool_choice: there is no tool {request.tool_choice!r} in tools", "tool_choice")
-    if chat.tool_parser != TAGGED:
-        raise BadRequest(
-            f"tool_choice: a tool can be forced only where calls are JSON between tags, and this model's are "
-            f"{chat.tool_parser}; use auto",
-            "tool_choice",
-        )
-    return _one_of(_tags(request, wanted))
-
-
-def _tags(request: Request, wanted: Sequence[str]) -> list[dict[str, Any]]:
-    """A turn that is one call of a tool, for each of these tools."""
-    tools = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    return [
-        {
-            "type": "tag",
-            "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
-            "content": {"type": "json_schema", "json_schema": tools[name].get("parameters") or {"type": "object"}},
-            "end": "}\n</tool_call>",
-        }
-        for name in wanted
-    ]
-
-
-def _one_of(formats: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    content = formats[0] if len(formats) == 1 else {"type": "or", "elements": list(formats)}
-    return {"type": "structural_tag", "format": content}
+def _tag(function: dict[str, Any]) -> dict[str, Any]:
+    """The part of vLLM's structural tag for a turn that is one call of a tool."""
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": ',
+        "content": {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}},
+        "end": "}\n</tool_call>",
+    }
 
 
 def ended(answer: Answer, chat: Chat) -> list[int]:
