@@ -53,29 +53,26 @@ class Rounds:
     def __init__(self, order: Literal["lockstep", "free"]) -> None:
         self.order = order
         self.waiting: list[tuple[Execution, Call]] = []
-        self.sampled: set[Call] = set()  # being sampled
 
     def add(self, execution: Execution, call: Call) -> None:
         self.waiting.append((execution, call))
 
-    def begin(self, under_way: Iterable[Execution], is_more_expected: bool) -> list[tuple[Execution, Call]]:
+    def begin(
+        self, under_way: Iterable[Execution], is_more_expected: bool, is_sampling: bool
+    ) -> list[tuple[Execution, Call]]:
         """The calls to sample now, in order; none where the round has to wait.
 
-        `under_way` are the executions that have not ended; `is_more_expected` says that further ones are about to begin.
+        `under_way` are the executions that have not ended; `is_more_expected` says that further ones are about to begin,
+        `is_sampling` that the calls of the round before are being sampled.
         """
         if self.order == "lockstep":
             asking = {execution.episode for execution, _ in self.waiting}
             is_complete = all(execution.episode in asking for execution in under_way)
-            if self.sampled or is_more_expected or not is_complete:
+            if is_sampling or is_more_expected or not is_complete:
                 return []
         ready = sorted(self.waiting, key=lambda pair: (pair[0].place, pair[1].number))
         self.waiting = []
-        self.sampled |= {call for _, call in ready}
         return ready
-
-    def end(self, call: Call) -> None:
-        """A call was answered."""
-        self.sampled.discard(call)
 
     def drop(self, execution: Execution) -> list[Call]:
         """Forget the waiting calls of an execution that has ended, and return them."""
@@ -179,11 +176,6 @@ class Answers:
         number = max((call.number for call in execution.calls), default=-1) + 1
         call = Call(number, asked, digest, request, placements)
         call.chat = chat
-        scenario = self.episodes[execution.episode]
-        call.seeds = [
-            turn_seed(self.plan.seed, scenario["scenario"]["id"], scenario["attempt"], branch)
-            for branch in (branch_name(place, request.seed, choice) for choice, place in enumerate(placements))
-        ]
         call.limits = limits
         execution.open(call)
         if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
@@ -194,14 +186,21 @@ class Answers:
             asyncio.get_running_loop().call_later(0 if self.plan.order == "free" else SETTLE, self.pump)
         return call
 
+    def seed(self, name: str, turn: str | int) -> int:
+        """The seed of an episode's draws for a turn, or of those of its agent."""
+        episode = self.episodes[name]
+        return turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], turn)
+
     def pump(self) -> None:
         """Send the engine what can be sampled now."""
         samples = []
-        for execution, call in self.rounds.begin(self.executions.values(), self.leases.is_more_expected()):
+        more = self.leases.is_more_expected()
+        for execution, call in self.rounds.begin(self.executions.values(), more, bool(self.asked)):
             for choice, placement in enumerate(call.placements):
                 self.number += 1
                 self.asked[self.number] = execution, call, choice
-                sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": call.seeds[choice]}
+                seed = self.seed(execution.episode, branch_name(placement, call.request.seed, choice))
+                sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": seed}
                 sample |= {"pictures": [list(each) for each in placement.pictures]} if placement.pictures else {}
                 samples.append(sample | {"limits": call.limits})
         if samples:
@@ -230,7 +229,6 @@ class Answers:
                 call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
                 call.reply.exception()  # nobody may wait for it
                 execution.calls.remove(call)
-            self.rounds.end(call)
         self.pump()
 
     def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
@@ -244,7 +242,6 @@ class Answers:
                 current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
             assert call.chat is not None
             self._give(execution, call, entry, call.chat)
-            self.rounds.end(call)
         if calls:
             asyncio.get_running_loop().call_soon(self.pump)
 

@@ -19,7 +19,6 @@ from addons.agents.gateway.leases import Loss
 from addons.agents.gateway.plan import Chats, Plan
 from addons.agents.gateway.types import TOO_LONG, BadRequest
 from environments.kit.values import Result
-from steps.sampling.episodes import turn_seed
 
 
 class Batch(Answers):
@@ -78,10 +77,9 @@ class Batch(Answers):
             self.journal.lease([(*entry, self.leases.losses[entry[0]]) for entry in leased])
         for name, lease, key in leased:
             self.executions[name] = Execution(name, self.places[name], lease, key, Graph(self.plan.grammar))
-            episode = self.episodes[name]
-            draws = turn_seed(self.plan.seed, episode["scenario"]["id"], episode["attempt"], 0)
-            more = {"lease": lease, "seed": draws, "api_key": key, "seconds": self.agents.episode_seconds}
-            given.append(episode | more | {"suspect": name in self.leases.suspects})
+            seed, seconds = self.seed(name, 0), self.agents.episode_seconds
+            more = {"lease": lease, "seed": seed, "api_key": key, "seconds": seconds}
+            given.append(self.episodes[name] | more | {"suspect": name in self.leases.suspects})
         self.pump()
         return given
 

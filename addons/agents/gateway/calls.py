@@ -59,7 +59,6 @@ class Call:
 
     def __init__(self, number: int, asked: Asked, digest: str, request: Request, placements: list[Placement]) -> None:
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
-        self.seeds: list[int] = []
         self.limits: dict[str, Any] = {}  # fields of steps.sampling.turns.Limits
         self.chat: Chat | None = None  # of the request's tools
         self.answers: list[Answer | None] = [None] * len(placements)

@@ -193,16 +193,14 @@ def test_lockstep_waits_for_all_and_sorts_by_episode() -> None:
         calls = [Call(number, asked("a"), "d", Request(), []) for number in range(4)]
         rounds.add(executions[2], calls[0])  # pyrefly: ignore[bad-argument-type]
         rounds.add(executions[0], calls[1])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions, False) == [], "e1 has not asked"  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions, False, False) == [], "e1 has not asked"  # pyrefly: ignore[bad-argument-type]
         rounds.add(executions[1], calls[2])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions, True) == [], "another episode is about to begin"  # pyrefly: ignore[bad-argument-type]
-        begun = rounds.begin(executions, False)  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions, True, False) == [], "another episode is about to begin"  # pyrefly: ignore[bad-argument-type]
+        begun = rounds.begin(executions, False, False)  # pyrefly: ignore[bad-argument-type]
         assert [call for _, call in begun] == [calls[1], calls[2], calls[0]]
         rounds.add(executions[0], calls[3])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions[:1], False) == [], "the round is being sampled"  # pyrefly: ignore[bad-argument-type]
-        for call in calls[:3]:
-            rounds.end(call)
-        assert [call for _, call in rounds.begin(executions[:1], False)] == [calls[3]]  # pyrefly: ignore[bad-argument-type]
+        assert rounds.begin(executions[:1], False, True) == [], "the round is being sampled"  # pyrefly: ignore[bad-argument-type]
+        assert [call for _, call in rounds.begin(executions[:1], False, False)] == [calls[3]]  # pyrefly: ignore[bad-argument-type]
 
     run(test)
 
@@ -213,7 +211,7 @@ def test_free_samples_at_once() -> None:
         first, second = (Call(number, asked("a"), "d", Request(), []) for number in range(2))
         for call in (first, second):
             rounds.add(execution, call)  # pyrefly: ignore[bad-argument-type]
-            begun = rounds.begin([execution, execution], True)  # pyrefly: ignore[bad-argument-type]
+            begun = rounds.begin([execution, execution], True, True)  # pyrefly: ignore[bad-argument-type]
             assert [found for _, found in begun] == [call]
 
     run(test)
