@@ -39,7 +39,7 @@ def parse(body: Any) -> Request:
         raise BadRequest('modalities must be ["text"]: the policy writes text alone', "modalities")
     tools, left_out = read.tools(fields.get("tools", []), _tool)
     return Request(
-        messages=_messages(fields.get("messages")),
+        messages=_messages(fields),
         tools=tools,
         tool_choice=tool_choice(fields.get("tool_choice", "auto"), tools, "function"),
         n=read.integer(fields.get("n", 1), "n", 1, read.MOST_ANSWERS),
@@ -53,15 +53,11 @@ def parse(body: Any) -> Request:
     )
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
-    listed = read.listing(given, "messages")
-    if not listed:
-        raise BadRequest("messages must not be empty", "messages")
+def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     messages: list[Message] = []
     calls: dict[str, str] = {}  # the name of each call's tool by the call's id
-    for place, fields in enumerate(listed):
-        path = f"messages[{place}]"
-        messages.append(_message(read.mapping(fields, path), path, calls))
+    for fields, path in read.messages(body):
+        messages.append(_message(fields, path, calls))
         calls |= {call["id"]: call["function"]["name"] for call in messages[-1].get("tool_calls", ())}
     return with_one_system(messages)
 
@@ -99,15 +95,12 @@ def _assistant(fields: dict[str, Any], path: str) -> Message:
         if fields.get(name) is not None:
             reasoning = read.string(fields[name], f"{path}.{name}") or reasoning
     given = fields.get("tool_calls")
-    calls = [
-        _call(call, f"{path}.tool_calls[{place}]")
-        for place, call in enumerate(read.listing([] if given is None else given, f"{path}.tool_calls"))
-    ]
+    calls = [_call(*call) for call in read.objects([] if given is None else given, f"{path}.tool_calls")]
     return assistant(content, reasoning, calls)
 
 
-def _call(fields: Any, path: str) -> dict[str, Any]:
-    read.member(read.mapping(fields, path).get("type", "function"), f"{path}.type", ("function",))
+def _call(fields: dict[str, Any], path: str) -> dict[str, Any]:
+    read.member(fields.get("type", "function"), f"{path}.type", ("function",))
     called = read.mapping(fields.get("function"), f"{path}.function")
     function = read.function(called.get("name"), called.get("arguments"), f"{path}.function")
     return {"id": read.filled(fields.get("id"), f"{path}.id"), "type": "function", "function": function}

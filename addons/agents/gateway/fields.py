@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from addons.agents.gateway.types import BadRequest, ToolChoice
@@ -129,6 +129,19 @@ mapping: Callable[[Any, str], dict[str, Any]] = _reader(dict, "an object")
 listing: Callable[[Any, str], list[Any]] = _reader(list, "a list")
 
 
+def objects(value: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects in a list, each with its path."""
+    for place, entry in enumerate(listing(value, path)):
+        yield mapping(entry, f"{path}[{place}]"), f"{path}[{place}]"
+
+
+def messages(fields: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The same of the list of messages, which must have some."""
+    if not listing(fields.get("messages"), "messages"):
+        raise BadRequest("messages must not be empty", "messages")
+    return objects(fields["messages"], "messages")
+
+
 def plain(value: Any, path: str) -> str:
     """A text without NUL, such as a name."""
     if "\0" in string(value, path):
@@ -199,7 +212,7 @@ def joined(content: Any, path: str, types: Collection[str]) -> str:
     """A content as one text: a text, null, or a list of parts, of which only `types` are read (type and field alike)."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(part_of(part, f"{path}[{place}]", types) for place, part in enumerate(listing(content, path)))
+    return "\n".join(part_of(part, where, types) for part, where in objects(content, path))
 
 
 def shown(
@@ -208,10 +221,7 @@ def shown(
     """A content as `joined` reads it, with its pictures beside the text. `picture` gives that of a part, or None."""
     if content is None or isinstance(content, str):
         return {"content": content or ""}
-    parts: list[str | tuple[str, str]] = []
-    for place, part in enumerate(listing(content, path)):
-        where = f"{path}[{place}]"
-        parts.append(picture(mapping(part, where), where) or part_of(part, where, types))
+    parts = [picture(part, where) or part_of(part, where, types) for part, where in objects(content, path)]
     return pictures.with_pictures(parts)
 
 
@@ -231,10 +241,10 @@ def kind_of(name: Any, path: str, kinds: Collection[str], wanted: str, code: str
     return name
 
 
-def part_of(part: Any, path: str, types: Collection[str]) -> str:
+def part_of(part: dict[str, Any], path: str, types: Collection[str]) -> str:
     """The text of a part of a content, whose type must be among `types`."""
     wanted = f"what is read here is text ({', '.join(types)})"
-    name = kind_of(mapping(part, path).get("type"), path, types, wanted, "unsupported_content")
+    name = kind_of(part.get("type"), path, types, wanted, "unsupported_content")
     field = "refusal" if name == "refusal" else "text"
     return string(part.get(field), f"{path}.{field}")
 
@@ -282,23 +292,16 @@ def tools(given: Any, make: Callable[[dict[str, Any], str], list[dict[str, Any]]
     """The tools of a request, which `make` reads one by one, and those that it gives nothing for: a provider would run them,
     or defines them. They are left out, and named."""
     made, left_out = [], []
-    for place, entry in enumerate(listing(given, "tools")):
-        path = f"tools[{place}]"
-        if not (own := make(mapping(entry, path), path)):
+    for entry, path in objects(given, "tools"):
+        if not (own := make(entry, path)):
             left_out.append(f"{path} ({_top(string(entry.get('type'), f'{path}.type'))})")
         made += own
-    return distinct(made), tuple(left_out)
-
-
-def distinct(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The tools; BadRequest where two have the same name."""
-    named: dict[str, dict[str, Any]] = {}
-    for place, made in enumerate(tools):
-        name = made["function"]["name"]
-        if name in named:
+    names = set[str]()
+    for place, each in enumerate(made):
+        if (name := each["function"]["name"]) in names:
             raise BadRequest(f"tools[{place}] has the name {name} of another tool", f"tools[{place}].name")
-        named[name] = made
-    return tuple(named.values())
+        names.add(name)
+    return tuple(made), tuple(left_out)
 
 
 def named_tool(name: Any, tools: Collection[dict[str, Any]], path: str, shown: str) -> ToolChoice:

@@ -53,14 +53,10 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
     messages: list[Message] = []
     if system := read.joined(fields.get("system"), "system", TEXT):
         messages.append({"role": "system", "content": system})
-    listed = read.listing(fields.get("messages"), "messages")
-    if not listed:
-        raise BadRequest("messages must not be empty", "messages")
     calls: dict[str, str] = {}  # the name of each call's tool by the call's id
     role = ""
-    for place, given in enumerate(listed):
-        path = f"messages[{place}]"
-        role = read.member(read.mapping(given, path).get("role"), f"{path}.role", ("user", "assistant", "system"))
+    for given, path in read.messages(fields):
+        role = read.member(given.get("role"), f"{path}.role", ("user", "assistant", "system"))
         content = read.content(given.get("content"), f"{path}.content", "blocks")
         if role == "assistant":
             messages.append(_assistant(content, f"{path}.content"))
@@ -81,9 +77,8 @@ def _user(content: Any, path: str, calls: Mapping[str, str]) -> Iterator[Message
         yield {"role": "user", "content": content}
         return
     texts: list[Any] = []
-    for place, block in enumerate(read.listing(content, path)):
-        where = f"{path}[{place}]"
-        if read.mapping(block, where).get("type") != "tool_result":
+    for block, where in read.objects(content, path):
+        if block.get("type") != "tool_result":
             texts.append(_picture(block, where) or read.part_of(block, where, TEXT))
             continue
         if texts:
@@ -108,9 +103,8 @@ def _assistant(content: Any, path: str) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     texts, reasoning, calls = list[str](), "", []
-    for place, block in enumerate(read.listing(content, path)):
-        where = f"{path}[{place}]"
-        match read.mapping(block, where).get("type"):
+    for block, where in read.objects(content, path):
+        match block.get("type"):
             case "thinking":
                 reasoning += read.string(block.get("thinking"), f"{where}.thinking")
             case "tool_use":

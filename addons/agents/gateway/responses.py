@@ -71,9 +71,8 @@ def items(body: Mapping[str, Any], earlier: Recorded) -> Items:
     They and the response's output are the history of a later request that names this response.
     """
     given = body.get("input")
-    own: Items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else []
-    for place, item in enumerate([] if isinstance(given, str) else read.listing(given, "input")):
-        own.append(_resolved(read.mapping(item, f"input[{place}]"), f"input[{place}]", earlier))
+    given = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    own: Items = [_resolved(item, path, earlier) for item, path in read.objects(given, "input")]
     before: Items = []
     if body.get("previous_response_id") is not None:
         name = read.filled(body["previous_response_id"], "previous_response_id")
@@ -189,9 +188,8 @@ def _reasoning(item: dict[str, Any], path: str) -> str:
     """The reasoning in full, or its summary where a client kept that alone."""
     whole = {}
     for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        whole[name] = ""
-        for place, part in enumerate([] if item.get(name) is None else read.listing(item[name], f"{path}.{name}")):
-            whole[name] += read.part_of(part, f"{path}.{name}[{place}]", (kind,))
+        parts = read.objects([] if item.get(name) is None else item[name], f"{path}.{name}")
+        whole[name] = "".join(read.part_of(part, where, (kind,)) for part, where in parts)
     return whole["content"] or whole["summary"]
 
 
@@ -202,9 +200,8 @@ def _tools(fields: dict[str, Any], path: str, named: Mapping[tuple[str, str], st
             return [read.tool(fields, "parameters", path)]
         case "namespace":
             made = []
-            for place, entry in enumerate(read.listing(fields.get("tools"), f"{path}.tools")):
-                where = f"{path}.tools[{place}]"
-                read.member(read.mapping(entry, where).get("type"), f"{where}.type", ("function",))
+            for entry, where in read.objects(fields.get("tools"), f"{path}.tools"):
+                read.member(entry.get("type"), f"{where}.type", ("function",))
                 tool = read.tool(entry, "parameters", where)
                 name = named[read.filled(fields.get("name"), f"{path}.name"), tool["function"]["name"]]
                 made.append(tool | {"function": tool["function"] | {"name": name}})
