@@ -66,39 +66,37 @@ VALUE = one_of(PLAIN, *({"type": name} for name in ("number", "boolean", "null")
 VALUES = {"type": "object", "propertyNames": {"pattern": PLAIN["pattern"]}, "additionalProperties": REFERENCE}
 STOP = one_of(FILLED, many(FILLED, maxItems=MOST_STOPS))
 FUNCTION = fields("name", name=TOOL_NAME, description=PLAIN, parameters=OBJECT)
-ARGUMENTS = one_of(TEXT, OBJECT)
-SAMPLING: dict[str, Schema] = {
-    "temperature": {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}
-}
+CALLED = {"name": PLAIN, "arguments": one_of(TEXT, OBJECT)}
+CHOICE = words("auto", "none", "required")
+IGNORED = {"description": "Ignored, as top_p and others are: the run decides how tokens are drawn."}
+
+
+def body(required: str, **own: Schema) -> Schema:
+    """A request: what is its dialect's own, and what all have."""
+    return fields(required, model=TEXT, **own, stream=FLAG, temperature=IGNORED)
+
+
+def form(field: str, schema: Schema) -> Schema:
+    """The form of an answer, with a schema in this field."""
+    json_schema = fields(f"type {field}", type=words("json_schema"), **{field: schema})
+    return one_of(fields("type", type=words("text", "json_object")), json_schema)
 
 
 def chat() -> Schema:
-    call = fields(
-        "id function",
-        id=FILLED,
-        type=words("function"),
-        function=fields("name", name=PLAIN, arguments=ARGUMENTS),
-    )
+    call = fields("id function", id=FILLED, type=words("function"), function=fields("name", **CALLED))
     del call["properties"]["type"]["anyOf"][1]  # it may be missing, and not be null
     message = one_of(
         fields("role content", role=words("system", "developer", "user"), content=content("text")),
         fields("role", role=words("assistant"), content=content("text", "refusal"), tool_calls=many(call)),
         fields("role content tool_call_id", role=words("tool"), content=content("text"), tool_call_id=FILLED),
     )
-    form = one_of(
-        fields("type", type=words("text", "json_object")),
-        fields("type json_schema", type=words("json_schema"), json_schema=fields("schema", schema=OBJECT)),
-    )
-    return fields(
+    named = fields("type function", type=words("function"), function=fields("name", name=TOOL_NAME))
+    return body(
         "messages",
-        model=TEXT,
         messages=many(message, minItems=1),
         tools=many(fields("type function", type=words("function"), function=FUNCTION)),
-        tool_choice=one_of(
-            words("auto", "none", "required"),
-            fields("type function", type=words("function"), function=fields("name", name=TOOL_NAME)),
-        ),
-        response_format=form,
+        tool_choice=one_of(CHOICE, named),
+        response_format=form("json_schema", fields("schema", schema=OBJECT)),
         parallel_tool_calls=FLAG,
         n=SEVERAL,
         max_tokens=LIMIT,
@@ -107,8 +105,6 @@ def chat() -> Schema:
         seed=SEED,
         logprobs=FLAG,
         top_logprobs=TOP,
-        stream=FLAG,
-        **SAMPLING,
     )
 
 
@@ -116,8 +112,7 @@ def completions() -> Schema:
     ids = many(TOKEN, minItems=1)
     text = {"type": "string", "minLength": 1}
     prompt = one_of(text, ids, many(text, minItems=1, maxItems=1), many(ids, minItems=1, maxItems=1))
-    limits = {"max_tokens": LIMIT, "stop": STOP, "seed": SEED, "logprobs": TOP}
-    return fields("prompt", model=TEXT, prompt=prompt, n=SEVERAL, stream=FLAG, **limits, **SAMPLING)
+    return body("prompt", prompt=prompt, n=SEVERAL, max_tokens=LIMIT, stop=STOP, seed=SEED, logprobs=TOP)
 
 
 def responses() -> Schema:
@@ -128,31 +123,18 @@ def responses() -> Schema:
         fields("role content", role=role, content=texts) | {"not": {"required": ["type"]}},
         fields("type role content", type=words("message"), role=role, content=texts),
         fields("type", type=words("reasoning"), **reasoning),
-        fields(
-            "type call_id name",
-            type=words("function_call"),
-            call_id=FILLED,
-            name=PLAIN,
-            arguments=ARGUMENTS,
-        ),
+        fields("type call_id name", type=words("function_call"), call_id=FILLED, **CALLED),
         fields("type call_id output", type=words("function_call_output"), call_id=FILLED, output=texts),
     )
     tool = FUNCTION | {"properties": FUNCTION["properties"] | {"type": words("function")}, "required": ["type", "name"]}
-    form = one_of(
-        fields("type", type=words("text", "json_object")),
-        fields("type schema", type=words("json_schema"), schema=OBJECT),
-    )
-    return fields(
+    return body(
         "input",
-        model=TEXT,
         input=one_of(TEXT, many(item)),
         instructions=TEXT,
         previous_response_id=FILLED,
         tools=many(tool),
-        tool_choice=one_of(
-            words("auto", "none", "required"), fields("type name", type=words("function"), name=TOOL_NAME)
-        ),
-        text=fields(format=form),
+        tool_choice=one_of(CHOICE, fields("type name", type=words("function"), name=TOOL_NAME)),
+        text=fields(format=form("schema", OBJECT)),
         max_output_tokens=LIMIT,
         stop=STOP,
         include={"type": "array"},
@@ -160,8 +142,6 @@ def responses() -> Schema:
         parallel_tool_calls=FLAG,
         store=FLAG,
         metadata={"type": "object"},
-        stream=FLAG,
-        **SAMPLING,
     )
 
 
@@ -175,31 +155,22 @@ def messages(required: str = "messages max_tokens") -> Schema:
         fields("role content", role=words("assistant"), content=one_of(TEXT, many(one_of(text, used, thinking)))),
         fields("role content", role=words("system"), content=content("text")),
     )
-    tool = fields(
-        "name input_schema",
-        name=TOOL_NAME,
-        type=words("custom"),
-        description=PLAIN,
-        input_schema=OBJECT,
-    )
-    form = fields("type schema", type=words("json_schema"), schema=OBJECT)
-    return fields(
+    custom = {"type": words("custom"), "description": PLAIN, "input_schema": OBJECT}
+    schema = fields("type schema", type=words("json_schema"), schema=OBJECT)
+    return body(
         required,
-        model=TEXT,
         max_tokens=LIMIT,
         messages=many(message, minItems=1),
         system=content("text"),
-        tools=many(tool),
+        tools=many(fields("name input_schema", name=TOOL_NAME, **custom)),
         tool_choice=one_of(
             fields("type", type=words("auto", "any", "none")),
             fields("type name", type=words("tool"), name=TOOL_NAME),
         ),
         stop_sequences=STOP,
         thinking=fields("type", type=words("enabled", "adaptive", "disabled")),
-        output_config=fields(format=form),
-        output_format=form,
-        stream=FLAG,
-        **SAMPLING,
+        output_config=fields(format=schema),
+        output_format=schema,
     )
 
 
