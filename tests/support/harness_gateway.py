@@ -131,8 +131,8 @@ async def play(
     serving = asyncio.create_task(running.serve())
     while not running.started:
         await asyncio.sleep(0.01)
-    client = batch.register({"name": "test", "capacity": len(names), "task": task}, time.monotonic())["client"]
-    leases = {lease["episode"]: lease for lease in batch.lease(client, {"free": len(names)}, time.monotonic())}
+    client = batch.register("", {"name": "test", "capacity": len(names), "task": task})["client"]
+    leases = {lease["episode"]: lease for lease in batch.lease(client, {"free": len(names)})}
     room, played = asyncio.Semaphore(concurrency), dict[str, Played]()
 
     async def episode(name: str, scenario: Scenario) -> None:
@@ -142,7 +142,7 @@ async def play(
             result = await env.rollout(Episode(name, scenario, 0, 1, base, key, 120.0))
             ended = {"episode": name, "lease": leases[name]["lease"], "api_key": key, "result": result.model_dump()}
             ignored = tuple(batch.ignored)
-            assert batch.report(ended, time.monotonic())
+            batch.report(client, ended)
             trajectory = Trajectory.model_validate(dict(batch.journal.trajectories())[name])
             masked = sum(sum(row.mask) for row in trajectory.flatten())
             assert masked == engine.sampled.get(name, 0), f"{name}: {masked} tokens bear loss"

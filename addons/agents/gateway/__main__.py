@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from environments.kit.http_client import LOOPBACK
@@ -113,7 +112,7 @@ async def sweep(server: Server) -> None:
     while True:
         await asyncio.sleep(1)
         if server.batch is not None:
-            server.batch.sweep(time.monotonic())
+            server.batch.sweep()
 
 
 def main() -> int:

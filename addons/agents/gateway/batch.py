@@ -46,29 +46,31 @@ class Batch(Answers):
                 execution.unread = state.calls
                 self.executions[name] = execution
 
-    # --- Clients that run episodes
+    # --- What clients say: each by its id and a body. LookupError for what comes too late, or is of another task
 
-    def register(self, body: dict[str, Any], now: float) -> dict[str, Any]:
-        """A client is there; what it has under way stays its own where it can. LookupError for one of another task."""
+    def register(self, _: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A client is there; what it has under way stays its own where it can."""
         client = str(body.get("client") or secrets.token_hex(8))
         if (task := body.get("task")) is not None and task != self.plan.task:
             raise LookupError(f"the client plays {task}, and the task is {self.plan.task}")
-        self.leases.register(client, str(body["name"])[:80], int(body["capacity"]), now, _held(body))
+        name, capacity = str(body["name"])[:80], int(body["capacity"])
+        self.leases.register(client, name, capacity, time.monotonic(), _held(body))
         self.wake()
         batch = Path(self.plan.journal).parent.name
         seconds = self.agents.heartbeat_seconds
         return {"client": client, "heartbeat_seconds": seconds, "task": self.plan.task, "batch": batch}
 
-    def leave(self, client: str) -> None:
+    def leave(self, client: str, _: dict[str, Any]) -> dict[str, Any]:
         self._lose(self.leases.leave(client))
+        return {}
 
-    def forget_missing(self, client: str, body: dict[str, Any], now: float) -> None:
+    def forget_missing(self, client: str, body: dict[str, Any]) -> None:
         """Begin again what a client was given and never got."""
-        self._lose(self.leases.missing(client, _held(body), now))
+        self._lose(self.leases.missing(client, _held(body), time.monotonic()))
 
-    def lease(self, client: str, body: dict[str, Any], now: float) -> list[dict[str, Any]]:
+    def lease(self, client: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Begin executions of episodes that a client takes, as it gets them."""
-        given = []
+        given, now = [], time.monotonic()
         leased = [
             (name, lease, secrets.token_urlsafe(24))
             for name, lease in self.leases.lease(client, int(body["free"]), now)
@@ -83,31 +85,30 @@ class Batch(Answers):
         self.pump()
         return given
 
-    def heartbeat(self, client: str, body: dict[str, Any], now: float) -> dict[str, Any]:
-        cancelled = self.leases.heartbeat(client, _held(body), now)
+    def heartbeat(self, client: str, body: dict[str, Any]) -> dict[str, Any]:
+        cancelled = self.leases.heartbeat(client, _held(body), time.monotonic())
         return {"cancelled": [list(pair) for pair in cancelled]}
 
-    def report(self, body: dict[str, Any], now: float) -> bool:
-        """Note how an episode ended, or that it was lost. False where the lease is another's by now."""
-        name, lease = str(body["episode"]), int(body["lease"])
+    def report(self, _: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Note how an episode ended, or that it was lost."""
+        name, lease, now = str(body["episode"]), int(body["lease"]), time.monotonic()
         execution = self.executions.get(name)
         if execution is None or execution.lease != lease or execution.key != body.get("api_key"):
-            return False
+            raise LookupError("the episode is another client's by now, or has ended")
+        error = None if body.get("error") is None else str(body["error"])
         if body.get("lost"):
-            reason = None if body.get("error") is None else str(body["error"])
-            loss = self.leases.give_back(name, lease, reason, now)
+            loss = self.leases.give_back(name, lease, error, now)
             self._lose([loss] if loss else [])
-            return loss is not None
-        error = None if body.get("error") is None else str(body["error"])[:2000]
+            return {}
+        error = error and error[:2000]
         result = None if body.get("result") is None else Result.model_validate(body["result"])
-        if not self.leases.report(name, lease, now, error):
-            return False
+        self.leases.report(name, lease, now, error)
         self._end(name, execution, result, error)
-        return True
+        return {}
 
-    def sweep(self, now: float) -> None:
+    def sweep(self) -> None:
         """To be called about once a second."""
-        self._lose(self.leases.sweep(now))
+        self._lose(self.leases.sweep(time.monotonic()))
         self.pump()
 
     def _lose(self, losses: Iterable[Loss]) -> None:
@@ -138,7 +139,7 @@ class Batch(Answers):
                 call.reply.set_exception(BadRequest("this execution of the episode is over"))
                 call.reply.exception()  # nobody may wait for it
         ended, whole = self.leases.count_ended(), len(self.episodes)
-        self.send({"progress": [ended, whole, f"episodes, {self._rate(time.monotonic()):.0f} tokens/s"]})
+        self.send({"progress": [ended, whole, f"episodes, {self._rate():.0f} tokens/s"]})
         self.tell_end()
         self.wake()
         self.pump()
@@ -160,19 +161,19 @@ class Batch(Answers):
         self.news.set()
         self.news = asyncio.Event()
 
-    def status(self, now: float) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How things stand, as JSON: for /status and the viewer's page."""
-        shown = self.leases.status(now)
+        shown = self.leases.status(time.monotonic())
         for entry in shown["under_way"]:
             execution = self.executions.get(entry["episode"])
             entry["calls"] = len(execution.calls) + (execution.unread or 0) if execution else 0
         counts = {"calls": self.number, "repeated": self.repeated, "ignored": dict(self.ignored)}
         named = {"batch": self.plan.adapter, "task": self.plan.task, "order": self.plan.order}
-        return named | shown | counts | {"tokens_per_second": round(self._rate(now), 1)}
+        return named | shown | counts | {"tokens_per_second": round(self._rate(), 1)}
 
-    def _rate(self, now: float) -> float:
+    def _rate(self) -> float:
         """Tokens a second since the batch began."""
-        return self.tokens / max(now - self.began, 1e-3)
+        return self.tokens / max(time.monotonic() - self.began, 1e-3)
 
 
 def _held(body: dict[str, Any]) -> list[tuple[str, int]]:

@@ -63,11 +63,11 @@ class Server:
                 Route("/health", self.health),
                 Route("/status", self.status),
                 Route("/openapi.json", self.openapi),
-                Route("/clients", self.control(self.register), methods=["POST"]),
-                Route("/clients/{client}", self.control(self.leave), methods=["DELETE"]),
-                Route("/clients/{client}/leases", self.control(self.lease), methods=["POST"]),
-                Route("/clients/{client}/heartbeat", self.control(self.heartbeat), methods=["POST"]),
-                Route("/clients/{client}/results", self.control(self.report), methods=["POST"]),
+                Route("/clients", self.control(Batch.register), methods=["POST"]),
+                Route("/clients/{client}", self.control(Batch.leave), methods=["DELETE"]),
+                Route("/clients/{client}/leases", self.control(Batch.forget_missing, Batch.lease), methods=["POST"]),
+                Route("/clients/{client}/heartbeat", self.control(Batch.heartbeat), methods=["POST"]),
+                Route("/clients/{client}/results", self.control(Batch.report), methods=["POST"]),
             ],
             middleware=[Middleware(_Callers, hosts=self.hosts)],
             exception_handlers={HTTPException: _refusal, Exception: _failure},
@@ -170,69 +170,46 @@ class Server:
         return JSONResponse(description.openapi())
 
     async def status(self, request: Request) -> Response:
+        self.check_key(request)
+        return JSONResponse(self.batch.status() if self.batch else {"batch": None})
+
+    def check_key(self, request: Request) -> None:
         if not _has_key(request, self.key):
             raise HTTPException(401, "the gateway's key is needed")
-        if self.batch is None:
-            return JSONResponse({"batch": None})
-        return JSONResponse(self.batch.status(time.monotonic()))
 
     # --- Clients that run episodes
 
-    def control(self, handle: Callable[[Batch, Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
-        """A route for clients: with the gateway's key, while a batch is played."""
+    def control(self, *actions: Callable[[Batch, str, dict[str, Any]], Any]) -> Handler:
+        """A route for clients: with the gateway's key, while a batch is played. The last action says what a client is
+        answered; where that is nothing yet, the client waits for it as long as it says."""
 
-        async def checked(request: Request) -> Response:
-            if not _has_key(request, self.key):
-                raise HTTPException(401, "the gateway's key is needed")
+        async def handle(request: Request) -> Response:
+            self.check_key(request)
             if self.batch is None:
                 raise HTTPException(503, "no batch is played")
             body = await read_body(request) if request.method == "POST" else {}
+            batch, client = self.batch, request.path_params.get("client", "")
             try:
-                return await handle(self.batch, request, body)
+                until, to_do = time.monotonic() + min(float(body.get("wait", 0)), 30.0), actions
+                while True:
+                    if client and request.method == "POST" and not batch.leases.knows(client):
+                        raise HTTPException(404, "no such client: register (again)")
+                    answer = [action(batch, client, body) for action in to_do][-1]
+                    to_do = actions[-1:]
+                    left = until - time.monotonic()
+                    if answer or left <= 0 or self.batch is not batch:
+                        return JSONResponse(answer)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(batch.changed(), min(left, 1.0))
+                    if await request.is_disconnected():
+                        return JSONResponse(answer)
             except (KeyError, TypeError, ValueError) as problem:
                 reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
                 raise HTTPException(400, f"the body does not fit: {reason}") from None
-            except LookupError as problem:  # a client of another task
+            except LookupError as problem:  # a client of another task, or one that comes too late
                 raise HTTPException(409, str(problem)) from None
 
-        return checked
-
-    async def register(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        return JSONResponse(batch.register(body, time.monotonic()))
-
-    async def leave(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        batch.leave(request.path_params["client"])
-        return JSONResponse({})
-
-    async def lease(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        """Episodes for a client; it waits for them as long as it says."""
-        until = time.monotonic() + min(float(body.get("wait", 0)), 30.0)
-        batch.forget_missing(self.registered_client(batch, request), body, time.monotonic())
-        while True:
-            given = batch.lease(self.registered_client(batch, request), body, time.monotonic())
-            left = until - time.monotonic()
-            if given or left <= 0 or self.batch is not batch:
-                return JSONResponse(given)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(batch.changed(), min(left, 1.0))
-            if await request.is_disconnected():
-                return JSONResponse([])
-
-    async def heartbeat(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        return JSONResponse(batch.heartbeat(self.registered_client(batch, request), body, time.monotonic()))
-
-    async def report(self, batch: Batch, request: Request, body: dict[str, Any]) -> Response:
-        self.registered_client(batch, request)
-        if not batch.report(body, time.monotonic()):
-            raise HTTPException(409, "the episode is another client's by now, or has ended")
-        return JSONResponse({})
-
-    @staticmethod
-    def registered_client(batch: Batch, request: Request) -> str:
-        """The client of a request. Status 404 for one that is not registered, or no longer."""
-        if not batch.leases.knows(client := request.path_params["client"]):
-            raise HTTPException(404, "no such client: register (again)")
-        return str(client)
+        return handle
 
 
 class _Callers(guard.Middleware):

@@ -279,7 +279,7 @@ def test_the_batch_is_finished_when_every_episode_has_ended(play: Any) -> None:
         assert not any("finished" in message for message in table.engine.told)
         await table.report(second)
         assert len([message for message in table.engine.told if "finished" in message]) == 1
-        assert table.batch.status(0.0)["failures"] == {"ValueError: no": 1}
+        assert table.batch.status()["failures"] == {"ValueError: no": 1}
         failed = table.trajectory(first["episode"])
         assert (failed.stop_reason, failed.error, failed.turns) == ("error", "ValueError: no", ())
         assert table.trajectory(second["episode"]).result is not None
@@ -396,7 +396,7 @@ def test_recorded_calls_are_read_when_their_episode_goes_on(play: Any) -> None:
         table.start()
         executions = table.batch.executions.values()
         assert [each.unread for each in executions] == [1, 1]
-        assert [entry["calls"] for entry in table.batch.status(0.0)["under_way"]] == [1, 1]
+        assert [entry["calls"] for entry in table.batch.status()["under_way"]] == [1, 1]
         await table.ask(first, messages=[*ASK, {"role": "user", "content": "And of Chile?"}])
         assert [each.unread for each in executions] == [None, 1]
         held = [[lease["episode"], lease["lease"]] for lease in (first, second)]
