@@ -118,7 +118,7 @@ def kill_often(count: int, draw: random.Random, ended: threading.Event, killed: 
         gateway = play._gateways[0] if play._gateways else None
         if (
             gateway is not None
-            and gateway.is_playing
+            and play.ADDRESS.exists()
             and gateway.process is not None
             and gateway.process.poll() is None
         ):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from addons.agents.gateway import chat, completions, messages, replies, responses
 from addons.agents.gateway.calls import Asked, Call, Execution, Waiter, branch_name, recorded
-from addons.agents.gateway.journal import Answer, Entry, Journal
+from addons.agents.gateway.journal import Answer, Entry, Journal, alternatives
 from addons.agents.gateway.leases import Leases
 from addons.agents.gateway.plan import Chats, Plan
 from addons.agents.gateway.types import TOO_LONG, BadRequest, Dialect, Request
@@ -172,10 +172,9 @@ class Answers:
         limits = replies.limits(request, chat, limit, self.plan.grammar)
         self.refused.pop(execution.episode, None)
         self.ignored.update(request.ignored)
-        placements = [execution.graph.ask(placement) for placement in placements]
         number = max((call.number for call in execution.calls), default=-1) + 1
-        call = Call(number, asked, digest, request, placements)
-        call.chat = chat
+        placements = [execution.graph.ask(placement) for placement in placements]
+        call = Call(number, asked, digest, request, chat, placements)
         call.limits = limits
         execution.open(call)
         if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
@@ -214,8 +213,7 @@ class Answers:
             if call.is_answered:  # another of its answers failed
                 continue
             ids, logprobs = tuple(result["completion_ids"]), tuple(result["logprobs"])
-            top = tuple(tuple((token, nats) for token, nats in place) for place in result["top"])
-            call.answers[choice] = Answer(ids, logprobs, result["finish_reason"], top)
+            call.answers[choice] = Answer(ids, logprobs, result["finish_reason"], alternatives(result["top"]))
             self.tokens += len(ids)
             if None not in call.answers:
                 whole.append((execution, call))
@@ -240,8 +238,7 @@ class Answers:
             current = self.executions.get(execution.episode)
             if current is not None and current is not execution and not current.has_asked(call.digest):
                 current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
-            assert call.chat is not None
-            self._give(execution, call, entry, call.chat)
+            self._give(execution, call, entry)
         if calls:
             asyncio.get_running_loop().call_soon(self.pump)
 
@@ -254,16 +251,14 @@ class Answers:
             *(answers, prompts),
         )
 
-    def _give(self, execution: Execution, call: Call, entry: Entry, chat: Chat) -> None:
+    def _give(self, execution: Execution, call: Call, entry: Entry) -> None:
         """Add the answers to the token graph, and let the clients have them."""
-        seed = f"{execution.episode} {call.digest} {call.number}"
-        parsed = [
-            replies.read(answer, call.request, chat, f"{seed} {place}", self.plan.grammar)
-            for place, answer in enumerate(entry.answers)
-        ]
-        for placement, answer, choice in zip(call.placements, entry.answers, parsed, strict=True):
-            execution.graph.add(placement, call.request, chat, answer, choice.message)
-        call.reply.set_result(replies.reply(entry, call, parsed))
+        choices = []
+        for place, (placement, answer) in enumerate(zip(call.placements, entry.answers, strict=True)):
+            name = f"{execution.episode} {call.digest} {call.number} {place}"
+            choices.append(replies.read(answer, call.request, call.chat, name, self.plan.grammar))
+            execution.graph.add(placement, call.request, call.chat, answer, choices[-1].message)
+        call.reply.set_result(replies.reply(entry, call, choices))
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""
@@ -293,10 +288,10 @@ class Answers:
         """Put a recorded call back into its execution."""
         asked = Asked(entry.dialect, entry.body, entry.idempotency)
         request = self.parse(execution, asked)
-        chat, placed = self._placed(execution, request)
-        placements = [execution.graph.ask(placement) for placement in placed]
-        call = Call(entry.asked, asked, entry.digest, request, placements)
+        chat, placements = self._placed(execution, request)
+        placements = [execution.graph.ask(placement) for placement in placements]
+        call = Call(entry.asked, asked, entry.digest, request, chat, placements)
         call.answers, call.is_delivered, call.entry = list[Answer | None](entry.answers), entry.delivered, number
         execution.open(call)
         execution.recorded_answer(entry.digest)
-        self._give(execution, call, entry, chat)
+        self._give(execution, call, entry)

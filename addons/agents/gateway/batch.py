@@ -27,7 +27,7 @@ class Batch(Answers):
     def __init__(self, plan: Plan, chats: Chats, send: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(plan, chats, send)
         self.is_finished = False
-        self.news = asyncio.Event()
+        self.news = asyncio.Event()  # episodes can be leased that could not be before, perhaps
         self._restore()
 
     def _restore(self) -> None:
@@ -152,12 +152,8 @@ class Batch(Answers):
             counts = {"repeated": self.repeated, "ignored": dict(self.ignored)}
             self.send({"finished": True, **counts})
 
-    async def changed(self) -> None:
-        """Wait until episodes can be leased that could not be before, perhaps."""
-        await self.news.wait()
-
     def wake(self) -> None:
-        """End the waiting of those who await `changed`."""
+        """End the waiting of those who await `news`."""
         self.news.set()
         self.news = asyncio.Event()
 

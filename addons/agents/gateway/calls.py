@@ -57,10 +57,12 @@ class Asked(NamedTuple):
 class Call:
     """One request, while it waits for its answer and afterwards."""
 
-    def __init__(self, number: int, asked: Asked, digest: str, request: Request, placements: list[Placement]) -> None:
+    def __init__(
+        self, number: int, asked: Asked, digest: str, request: Request, chat: Chat, placements: list[Placement]
+    ) -> None:
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
+        self.chat = chat  # of the request's tools
         self.limits: dict[str, Any] = {}  # fields of steps.sampling.turns.Limits
-        self.chat: Chat | None = None  # of the request's tools
         self.answers: list[Answer | None] = [None] * len(placements)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.waiters: list[Waiter] = []

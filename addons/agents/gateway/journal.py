@@ -175,7 +175,7 @@ class Journal:
         for number, name, lease, asked, digest, key, dialect, body, reply, created, adapter, delivered in rows:
             parts = self.database.execute("SELECT * FROM answers WHERE call = ? ORDER BY place", (number,)).fetchall()
             answers = tuple(
-                Answer(_read("i", completion), _read("d", logprobs), reason, _alternatives(top))
+                Answer(_read("i", completion), _read("d", logprobs), reason, alternatives(json.loads(top or "[]")))
                 for _, _, _, _, completion, logprobs, top, reason in parts
             )
             prompts = tuple((parent, _read("i", prompt)) for _, _, parent, prompt, *_ in parts)
@@ -202,5 +202,6 @@ def _read(kind: Literal["i", "d"], data: bytes) -> tuple[Any, ...]:
     return tuple(memoryview(data).cast(kind))
 
 
-def _alternatives(written: str | None) -> tuple[tuple[tuple[int, float], ...], ...]:
-    return tuple(tuple((token, nats) for token, nats in place) for place in json.loads(written or "[]"))
+def alternatives(lists: list[Any]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """The most probable tokens of an answer, of their JSON."""
+    return tuple(tuple((token, nats) for token, nats in place) for place in lists)

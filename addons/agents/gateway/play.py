@@ -88,7 +88,6 @@ class Gateway:
         self.inbox: Inbox = queue.SimpleQueue()
         self.clients: list[subprocess.Popen[bytes]] = []
         self.played: tuple[str, int, str | None] = "", 0, None  # task, capacity and interpreter of the clients
-        self.is_playing = False
 
     def begin(self, plan: Plan) -> None:
         """Give the gateway a batch; start it where it does not run. UserError where it cannot start."""
@@ -242,7 +241,6 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
         atexit.register(_gateways[0].stop)
     [gateway] = _gateways
     gateway.begin(plan)
-    gateway.is_playing = True
     starts, checked = 1, 0.0
     submit: Any = sampler.submit  # with pictures where the engine is in this process (`check_sight`)
     while True:
@@ -260,7 +258,6 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
                 gateway.stop_gateway()
                 gateway.begin(plan)
             elif "finished" in message:
-                gateway.is_playing = False
                 say_counts(message)
                 return
             elif "progress" in message:

@@ -200,7 +200,7 @@ class Server:
                     if answer or left <= 0 or self.batch is not batch:
                         return JSONResponse(answer)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(batch.changed(), min(left, 1.0))
+                        await asyncio.wait_for(batch.news.wait(), min(left, 1.0))
                     if await request.is_disconnected():
                         return JSONResponse(answer)
             except (KeyError, TypeError, ValueError) as problem:

@@ -15,6 +15,7 @@ from addons.agents.gateway.journal import Entry
 from addons.agents.gateway.types import BadRequest, Cause, Reply, Request
 
 REPLY = Reply("id", 1, "policy", (), 3)
+CHAT: Any = None
 
 
 class Connection:
@@ -40,7 +41,7 @@ class Table:
     async def ask(self, request: Asked, connection: Connection | None = None) -> Call:
         call = await self.execution.find(request, request.digest())
         if call is None:
-            call = Call(len(self.execution.calls), request, request.digest(), Request(), [])
+            call = Call(len(self.execution.calls), request, request.digest(), Request(), CHAT, [])
             self.execution.open(call)
         if connection:
             call.waiters.append(connection)
@@ -190,7 +191,7 @@ class FakeExecution(NamedTuple):
 def test_lockstep_waits_for_all_and_sorts_by_episode() -> None:
     async def test(_: Table) -> None:
         rounds, executions = Rounds("lockstep"), [FakeExecution(f"e{place}", place) for place in range(3)]
-        calls = [Call(number, asked("a"), "d", Request(), []) for number in range(4)]
+        calls = [Call(number, asked("a"), "d", Request(), CHAT, []) for number in range(4)]
         rounds.add(executions[2], calls[0])  # pyrefly: ignore[bad-argument-type]
         rounds.add(executions[0], calls[1])  # pyrefly: ignore[bad-argument-type]
         assert rounds.begin(executions, False, False) == [], "e1 has not asked"  # pyrefly: ignore[bad-argument-type]
@@ -208,7 +209,7 @@ def test_lockstep_waits_for_all_and_sorts_by_episode() -> None:
 def test_free_samples_at_once() -> None:
     async def test(_: Table) -> None:
         rounds, execution = Rounds("free"), FakeExecution("e", 0)
-        first, second = (Call(number, asked("a"), "d", Request(), []) for number in range(2))
+        first, second = (Call(number, asked("a"), "d", Request(), CHAT, []) for number in range(2))
         for call in (first, second):
             rounds.add(execution, call)  # pyrefly: ignore[bad-argument-type]
             begun = rounds.begin([execution, execution], True, True)  # pyrefly: ignore[bad-argument-type]
