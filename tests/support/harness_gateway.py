@@ -74,11 +74,11 @@ class ScriptedEngine:
         assert self.batch is not None
         results = []
         for each in samples:
-            execution, call, _ = self.batch.asked[each["key"]]
-            self.requests.setdefault(execution.episode, []).append(call.request)
+            call, _ = self.batch.asked[each["key"]]
+            self.requests.setdefault(call.execution.episode, []).append(call.request)
             chat = self.chats.of(call.request.tools)
             ids = list(chat.completion_ids(self.script(call.request)))[: each["limits"]["max_tokens"]]
-            self.sampled[execution.episode] = self.sampled.get(execution.episode, 0) + len(ids)
+            self.sampled[call.execution.episode] = self.sampled.get(call.execution.episode, 0) + len(ids)
             reason = "stop" if ids[-1] == chat.end else "length"
             results.append(Sampled(each["key"], tuple(ids), (-0.5,) * len(ids), reason)._asdict())
         self.batch.sampled(results)

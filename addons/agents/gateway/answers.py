@@ -19,7 +19,7 @@ from addons.agents.gateway.calls import Asked, Call, Execution, Waiter, branch_n
 from addons.agents.gateway.journal import Answer, Entry, Journal, alternatives
 from addons.agents.gateway.leases import Leases
 from addons.agents.gateway.plan import Chats, Plan
-from addons.agents.gateway.types import TOO_LONG, BadRequest, Dialect, Request
+from addons.agents.gateway.types import TOO_LONG, BadRequest, Dialect, Reply, Request
 from addons.agents.section import Agents
 from environments.kit.pictures import apart
 from steps.policy.chat import Chat
@@ -42,7 +42,7 @@ AT_ONCE = 16_384  # letters of a prompt that are tokenised in the event loop, wh
 
 
 class Rounds:
-    """The calls that wait, and those that are being sampled: when they are sampled, and in which order.
+    """The calls that wait: when they are sampled, and in which order.
 
     lockstep: once every episode under way waits for an answer (and no further episode could begin), all calls that wait are
     sampled together, in the order of their episodes. What is in a batch, and with it how sums are rounded, then does not
@@ -52,32 +52,30 @@ class Rounds:
 
     def __init__(self, order: Literal["lockstep", "free"]) -> None:
         self.order = order
-        self.waiting: list[tuple[Execution, Call]] = []
+        self.waiting: list[Call] = []
 
-    def add(self, execution: Execution, call: Call) -> None:
-        self.waiting.append((execution, call))
+    def add(self, call: Call) -> None:
+        self.waiting.append(call)
 
-    def begin(
-        self, under_way: Iterable[Execution], is_more_expected: bool, is_sampling: bool
-    ) -> list[tuple[Execution, Call]]:
+    def begin(self, under_way: Iterable[Execution], is_more_expected: bool, is_sampling: bool) -> list[Call]:
         """The calls to sample now, in order; none where the round has to wait.
 
         `under_way` are the executions that have not ended; `is_more_expected` says that further ones are about to begin,
         `is_sampling` that the calls of the round before are being sampled.
         """
         if self.order == "lockstep":
-            asking = {execution.episode for execution, _ in self.waiting}
+            asking = {call.execution.episode for call in self.waiting}
             is_complete = all(execution.episode in asking for execution in under_way)
             if is_sampling or is_more_expected or not is_complete:
                 return []
-        ready = sorted(self.waiting, key=lambda pair: (pair[0].place, pair[1].number))
+        ready = sorted(self.waiting, key=lambda call: (call.execution.place, call.number))
         self.waiting = []
         return ready
 
     def drop(self, execution: Execution) -> list[Call]:
         """Forget the waiting calls of an execution that has ended, and return them."""
-        dropped = [call for other, call in self.waiting if other is execution]
-        self.waiting = [pair for pair in self.waiting if pair[0] is not execution]
+        dropped = [call for call in self.waiting if call.execution is execution]
+        self.waiting = [call for call in self.waiting if call.execution is not execution]
         return dropped
 
 
@@ -91,7 +89,7 @@ class Answers:
         self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
         self.places = {name: place for place, name in enumerate(self.episodes)}
         self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
-        self.asked: dict[int, tuple[Execution, Call, int]] = {}  # what is being sampled, and which answer of it
+        self.asked: dict[int, tuple[Call, int]] = {}  # what is being sampled, and which answer of it
         self.number = 0
         self.ignored: Counter[str] = Counter()
         self.tokens = self.repeated = 0
@@ -174,14 +172,14 @@ class Answers:
         self.ignored.update(request.ignored)
         number = max((call.number for call in execution.calls), default=-1) + 1
         placements = [execution.graph.ask(placement) for placement in placements]
-        call = Call(number, asked, digest, request, chat, placements)
+        call = Call(execution, number, asked, digest, request, chat, placements)
         call.limits = limits
         execution.open(call)
         if (entry := execution.recorded_answer(call.digest)) is not None and len(entry.answers) == len(placements):
             call.answers = list(entry.answers)
-            self._finish([(execution, call)])
+            self._finish([call])
         else:
-            self.rounds.add(execution, call)
+            self.rounds.add(call)
             asyncio.get_running_loop().call_later(0 if self.plan.order == "free" else SETTLE, self.pump)
         return call
 
@@ -194,11 +192,11 @@ class Answers:
         """Send the engine what can be sampled now."""
         samples = []
         more = self.leases.is_more_expected()
-        for execution, call in self.rounds.begin(self.executions.values(), more, bool(self.asked)):
+        for call in self.rounds.begin(self.executions.values(), more, bool(self.asked)):
             for choice, placement in enumerate(call.placements):
                 self.number += 1
-                self.asked[self.number] = execution, call, choice
-                seed = self.seed(execution.episode, branch_name(placement, call.request.seed, choice))
+                self.asked[self.number] = call, choice
+                seed = self.seed(call.execution.episode, branch_name(placement, call.request.seed, choice))
                 sample = {"key": self.number, "ids": list(placement.prompt_ids), "seed": seed}
                 sample |= {"pictures": [list(each) for each in placement.pictures]} if placement.pictures else {}
                 samples.append(sample | {"limits": call.limits})
@@ -209,56 +207,56 @@ class Answers:
         """Take what the engine has sampled."""
         whole = []
         for result in results:
-            execution, call, choice = self.asked.pop(result["key"])
+            call, choice = self.asked.pop(result["key"])
             if call.is_answered:  # another of its answers failed
                 continue
             ids, logprobs = tuple(result["completion_ids"]), tuple(result["logprobs"])
             call.answers[choice] = Answer(ids, logprobs, result["finish_reason"], alternatives(result["top"]))
             self.tokens += len(ids)
             if None not in call.answers:
-                whole.append((execution, call))
+                whole.append(call)
         self._finish(whole)
 
     def failed(self, failures: Iterable[dict[str, Any]]) -> None:
         """Refuse the calls that the engine cannot sample, such as for a schema that it does not know."""
         for failure in failures:
-            execution, call, _ = self.asked.pop(failure["key"])
+            call, _ = self.asked.pop(failure["key"])
             if not call.reply.done():
                 call.reply.set_exception(BadRequest(failure["reason"], "response_format"))
                 call.reply.exception()  # nobody may wait for it
-                execution.calls.remove(call)
+                call.execution.calls.remove(call)
         self.pump()
 
-    def _finish(self, calls: Sequence[tuple[Execution, Call]]) -> None:
+    def _finish(self, calls: Sequence[Call]) -> None:
         """Record answered calls, then give the answers out."""
-        entries = [self._entry(execution, call) for execution, call in calls]
-        numbers = self.journal.record(entries)
-        for (execution, call), entry, number in zip(calls, entries, numbers, strict=True):
+        entries = list(map(self._entry, calls))
+        for call, entry, number in zip(calls, entries, self.journal.record(entries), strict=True):
             call.entry = number
-            current = self.executions.get(execution.episode)
-            if current is not None and current is not execution and not current.has_asked(call.digest):
+            current = self.executions.get(entry.episode)
+            if current is not None and current is not call.execution and not current.has_asked(call.digest):
                 current.recorded[call.digest].append(entry)  # it was lost meanwhile: the answer is the next one's
-            self._give(execution, call, entry)
+            self._give(call, entry)
         if calls:
             asyncio.get_running_loop().call_soon(self.pump)
 
-    def _entry(self, execution: Execution, call: Call) -> Entry:
+    def _entry(self, call: Call) -> Entry:
         prompts = tuple((each.parent, each.prompt_ids[each.cached :]) for each in call.placements)
         answers = tuple(answer for answer in call.answers if answer is not None)
         return Entry(
-            *(execution.episode, execution.lease, call.number, call.digest, call.asked.idempotency),
+            *(call.execution.episode, call.execution.lease, call.number, call.digest, call.asked.idempotency),
             *(call.asked.dialect, call.asked.body, secrets.token_hex(12), int(time.time()), self.plan.adapter),
             *(answers, prompts),
         )
 
-    def _give(self, execution: Execution, call: Call, entry: Entry) -> None:
+    def _give(self, call: Call, entry: Entry) -> None:
         """Add the answers to the token graph, and let the clients have them."""
         choices = []
         for place, (placement, answer) in enumerate(zip(call.placements, entry.answers, strict=True)):
-            name = f"{execution.episode} {call.digest} {call.number} {place}"
+            name = f"{entry.episode} {call.digest} {call.number} {place}"
             choices.append(replies.read(answer, call.request, call.chat, name, self.plan.grammar))
-            execution.graph.add(placement, call.request, call.chat, answer, choices[-1].message)
-        call.reply.set_result(replies.reply(entry, call, choices))
+            call.execution.graph.add(placement, call.request, call.chat, answer, choices[-1].message)
+        prompt, made = call.placements[0], (entry.reply, entry.created, replies.MODEL, tuple(choices))
+        call.reply.set_result(Reply(*made, len(prompt.prompt_ids), prompt.cached))
 
     def deliver(self, call: Call) -> None:
         """A client has the answer."""
@@ -290,8 +288,8 @@ class Answers:
         request = self.parse(execution, asked)
         chat, placements = self._placed(execution, request)
         placements = [execution.graph.ask(placement) for placement in placements]
-        call = Call(entry.asked, asked, entry.digest, request, chat, placements)
+        call = Call(execution, entry.asked, asked, entry.digest, request, chat, placements)
         call.answers, call.is_delivered, call.entry = list[Answer | None](entry.answers), entry.delivered, number
         execution.open(call)
         execution.recorded_answer(entry.digest)
-        self._give(execution, call, entry)
+        self._give(call, entry)

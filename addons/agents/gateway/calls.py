@@ -58,10 +58,17 @@ class Call:
     """One request, while it waits for its answer and afterwards."""
 
     def __init__(
-        self, number: int, asked: Asked, digest: str, request: Request, chat: Chat, placements: list[Placement]
+        self,
+        execution: Execution,
+        number: int,  # by the order of asking
+        asked: Asked,
+        digest: str,  # of what was asked
+        request: Request,
+        chat: Chat,  # of the request's tools
+        placements: list[Placement],  # of its answers
     ) -> None:
+        self.execution, self.chat = execution, chat
         self.number, self.asked, self.digest, self.request, self.placements = number, asked, digest, request, placements
-        self.chat = chat  # of the request's tools
         self.limits: dict[str, Any] = {}  # fields of steps.sampling.turns.Limits
         self.answers: list[Answer | None] = [None] * len(placements)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

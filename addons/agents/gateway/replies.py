@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from addons.agents.gateway.fields import plain_object
-from addons.agents.gateway.journal import Answer, Entry
-from addons.agents.gateway.types import BadRequest, Choice, Reply, Request, Token
+from addons.agents.gateway.journal import Answer
+from addons.agents.gateway.types import BadRequest, Choice, Request, Token
 from environments.base import Message
 
 if TYPE_CHECKING:
-    from addons.agents.gateway.calls import Call
     from addons.agents.section import Grammar
     from steps.policy.chat import Chat
 
@@ -137,9 +136,3 @@ def _tokens(answer: Answer, chat: Chat, count: int) -> tuple[Token, ...]:
         Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place[:count]))
         for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
     )
-
-
-def reply(entry: Entry, call: Call, choices: Sequence[Choice]) -> Reply:
-    """What the gateway answers to a recorded call."""
-    first = call.placements[0]
-    return Reply(entry.reply, entry.created, MODEL, tuple(choices), len(first.prompt_ids), first.cached)

@@ -16,6 +16,7 @@ from addons.agents.gateway.types import BadRequest, Cause, Reply, Request
 
 REPLY = Reply("id", 1, "policy", (), 3)
 CHAT: Any = None
+GRAPH: Any = None
 
 
 class Connection:
@@ -36,12 +37,12 @@ class Table:
     """An execution that opens a call for each new request."""
 
     def __init__(self) -> None:
-        self.execution = Execution("e", 0, 1, "key", graph=None)  # pyrefly: ignore[bad-argument-type]
+        self.execution = Execution("e", 0, 1, "key", GRAPH)
 
     async def ask(self, request: Asked, connection: Connection | None = None) -> Call:
         call = await self.execution.find(request, request.digest())
         if call is None:
-            call = Call(len(self.execution.calls), request, request.digest(), Request(), CHAT, [])
+            call = Call(self.execution, len(self.execution.calls), request, request.digest(), Request(), CHAT, [])
             self.execution.open(call)
         if connection:
             call.waiters.append(connection)
@@ -183,36 +184,32 @@ def test_what_differs_draws_otherwise() -> None:
     assert len(set(names)) == len(names)
 
 
-class FakeExecution(NamedTuple):
-    episode: str
-    place: int
+def call(number: int, execution: Execution) -> Call:
+    return Call(execution, number, asked("a"), "d", Request(), CHAT, [])
 
 
 def test_lockstep_waits_for_all_and_sorts_by_episode() -> None:
     async def test(_: Table) -> None:
-        rounds, executions = Rounds("lockstep"), [FakeExecution(f"e{place}", place) for place in range(3)]
-        calls = [Call(number, asked("a"), "d", Request(), CHAT, []) for number in range(4)]
-        rounds.add(executions[2], calls[0])  # pyrefly: ignore[bad-argument-type]
-        rounds.add(executions[0], calls[1])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions, False, False) == [], "e1 has not asked"  # pyrefly: ignore[bad-argument-type]
-        rounds.add(executions[1], calls[2])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions, True, False) == [], "another episode is about to begin"  # pyrefly: ignore[bad-argument-type]
-        begun = rounds.begin(executions, False, False)  # pyrefly: ignore[bad-argument-type]
-        assert [call for _, call in begun] == [calls[1], calls[2], calls[0]]
-        rounds.add(executions[0], calls[3])  # pyrefly: ignore[bad-argument-type]
-        assert rounds.begin(executions[:1], False, True) == [], "the round is being sampled"  # pyrefly: ignore[bad-argument-type]
-        assert [call for _, call in rounds.begin(executions[:1], False, False)] == [calls[3]]  # pyrefly: ignore[bad-argument-type]
+        rounds, executions = Rounds("lockstep"), [Execution(f"e{place}", place, 1, "", GRAPH) for place in range(3)]
+        calls = [call(number, executions[place]) for number, place in enumerate((2, 0, 1, 0))]
+        rounds.add(calls[0])
+        rounds.add(calls[1])
+        assert rounds.begin(executions, False, False) == [], "e1 has not asked"
+        rounds.add(calls[2])
+        assert rounds.begin(executions, True, False) == [], "another episode is about to begin"
+        assert rounds.begin(executions, False, False) == [calls[1], calls[2], calls[0]]
+        rounds.add(calls[3])
+        assert rounds.begin(executions[:1], False, True) == [], "the round is being sampled"
+        assert rounds.begin(executions[:1], False, False) == [calls[3]]
 
     run(test)
 
 
 def test_free_samples_at_once() -> None:
     async def test(_: Table) -> None:
-        rounds, execution = Rounds("free"), FakeExecution("e", 0)
-        first, second = (Call(number, asked("a"), "d", Request(), CHAT, []) for number in range(2))
-        for call in (first, second):
-            rounds.add(execution, call)  # pyrefly: ignore[bad-argument-type]
-            begun = rounds.begin([execution, execution], True, True)  # pyrefly: ignore[bad-argument-type]
-            assert [found for _, found in begun] == [call]
+        rounds, execution = Rounds("free"), Execution("e", 0, 1, "", GRAPH)
+        for each in (call(0, execution), call(1, execution)):
+            rounds.add(each)
+            assert rounds.begin([execution, execution], True, True) == [each]
 
     run(test)
