@@ -114,14 +114,13 @@ class Client:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        work = [asyncio.create_task(part()) for part in (self._play, self._beat)]
-        ending = asyncio.create_task(stopped.wait())
+        work = [asyncio.create_task(part) for part in (self._play(), self._beat(), stopped.wait())]
         try:
-            ended, _ = await asyncio.wait({*work, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
         finally:
-            for task in (*work, ending, *self.tasks):
+            for task in (*work, *self.tasks):
                 task.cancel()
             if self.processes is not None:
                 await self.processes.stop()
@@ -139,7 +138,7 @@ class Client:
         while True:
             try:
                 answer = await self.http.ask(method, path, body=body, seconds=timeout)
-                if answer.status < 500 or answer.status == 503:  # then it is there, and has no batch
+                if answer.status < 500 or answer.status == 503:  # with which it is there, and has no batch
                     self.answered = time.monotonic()
                 if answer.status < 500:
                     return _read(answer, self.options.server)

@@ -210,9 +210,7 @@ def content(value: Any, path: str, parts: str = "parts") -> Any:
 
 def joined(content: Any, path: str, types: Collection[str]) -> str:
     """A content as one text: a text, null, or a list of parts, of which only `types` are read (type and field alike)."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part_of(part, where, types) for part, where in objects(content, path))
+    return str(shown(content, path, types, lambda part, where: None)["content"])
 
 
 def shown(

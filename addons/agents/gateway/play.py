@@ -288,12 +288,10 @@ def say_counts(counts: dict[str, Any]) -> None:
 
 def messages(gateway: Gateway, seconds: float) -> Iterator[dict[str, Any] | None]:
     """What the gateway has said; waits up to `seconds` for the first."""
-    try:
-        yield gateway.inbox.get(block=seconds > 0, timeout=seconds or None)
+    with contextlib.suppress(queue.Empty):
         while True:
-            yield gateway.inbox.get_nowait()
-    except queue.Empty:
-        return
+            yield gateway.inbox.get(timeout=seconds)
+            seconds = 0.0
 
 
 def forget_old(folder: Path) -> None:
