@@ -25,7 +25,7 @@ ARGUMENTS = {
     "note": "é\u2028\n" + "x" * 90,
     "nested": {"n": None},
 }
-TOKENS = (Token("Na", 5, -0.25, (("Na", -0.25), ("N", -1.5))), Token("\ufffd", 6, float("-inf")))
+TOKENS = (Token("Na", -0.25, (("Na", -0.25), ("N", -1.5))), Token("\ufffd", float("-inf")))
 
 
 def call(number: int, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Gateway:
                 write_text(ADDRESS, shown, lasting=False, private=True)
                 return
             self.stop_gateway()
-        raise UserError(f"the gateway ended {TRIES} times before it began: {tail(LOG) or f'see {LOG}'}")
+        raise UserError(f"the gateway ended {TRIES} times before it began: {tail() or f'see {LOG}'}")
 
     def _start(self) -> bool:
         """Whether the gateway's process has started; False where it was killed. UserError where it ended by itself."""
@@ -123,7 +123,7 @@ class Gateway:
         except queue.Empty:
             raise UserError(f"the gateway did not start within {START_SECONDS:.0f} seconds; see {LOG}") from None
         if not is_there and (code := self.process.wait()) >= 0:
-            raise UserError(tail(LOG) or f"the gateway ended before it began (exit code {code}); see {LOG}")
+            raise UserError(tail() or f"the gateway ended before it began (exit code {code}); see {LOG}")
         return is_there
 
     def send(self, message: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Gateway:
             self.played = task, capacity, agents.python
         if any(client.poll() == 2 for client in self.clients):  # a sentence for the user
             self.clients = []
-            raise UserError(f"a client of the gateway ended: {tail(LOG) or f'see {LOG}'}")
+            raise UserError(f"a client of the gateway ended: {tail() or f'see {LOG}'}")
         self.clients = [client for client in self.clients if client.poll() is None]
         while len(self.clients) < agents.clients:
             words = ["addons.agents.client", "--server", f"http://{self.address}", "--task", task]
@@ -253,8 +253,8 @@ def sample(sampler: CallSampler, plan: Plan, agents: Agents) -> None:
                     sampler.step()
                 starts += 1
                 if starts > STARTS:
-                    raise UserError(f"the gateway ended {STARTS} times: {tail(LOG)}")
-                say(f"the gateway ended; starting it again ({tail(LOG)[:200]})")
+                    raise UserError(f"the gateway ended {STARTS} times: {tail()}")
+                say(f"the gateway ended; starting it again ({tail()[:200]})")
                 gateway.stop_gateway()
                 gateway.begin(plan)
             elif "finished" in message:
@@ -312,7 +312,7 @@ def _begin_child() -> None:
     use_allowed_cores()  # the engine has bound the thread that starts this process to one
 
 
-def tail(path: Path) -> str:
-    """The last line of a log."""
-    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+def tail() -> str:
+    """The last line of the log."""
+    lines = LOG.read_text(errors="replace").strip().splitlines() if LOG.exists() else []
     return lines[-1][:500] if lines else ""

@@ -133,6 +133,6 @@ def _tokens(answer: Answer, chat: Chat, count: int) -> tuple[Token, ...]:
         dict(place).get(token, 0.0) for token, place in zip(answer.completion_ids, top, strict=True)
     )
     return tuple(
-        Token(chat.text([token]), token, logprob, tuple((chat.text([other]), nats) for other, nats in place[:count]))
+        Token(chat.text([token]), logprob, tuple((chat.text([other]), nats) for other, nats in place[:count]))
         for token, logprob, place in zip(answer.completion_ids, logprobs, top, strict=True)
     )

@@ -68,7 +68,6 @@ class Token(NamedTuple):
     """A sampled token as an answer shows it."""
 
     text: str  # what it adds, special tokens included; may hold U+FFFD where a letter needs several tokens
-    id: int
     logprob: float  # nats
     top: tuple[tuple[str, float], ...] = ()  # most probable tokens there: (text, nats)
 
