@@ -87,7 +87,6 @@ class Answers:
         self.agents, self.journal = Agents(**plan.agents), Journal(Path(plan.journal))
         self.rounds = Rounds("free" if plan.order == "free" else "lockstep")
         self.episodes = {str(entry["episode"]): entry for entry in plan.episodes}
-        self.places = {name: place for place, name in enumerate(self.episodes)}
         self.executions: dict[str, Execution] = {}  # by episode: the latest that has not ended
         self.asked: dict[int, tuple[Call, int]] = {}  # what is being sampled, and which answer of it
         self.number = 0

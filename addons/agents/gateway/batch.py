@@ -42,7 +42,7 @@ class Batch(Answers):
                 if state.refused:
                     self.refused[name] = state.refused
                 self.leases.restore_lease(name, state.lease, state.lost, time.monotonic())
-                execution = Execution(name, self.places[name], state.lease, state.key, Graph(self.plan.grammar))
+                execution = Execution(name, self.leases.places[name], state.lease, state.key, Graph(self.plan.grammar))
                 execution.unread = state.calls
                 self.executions[name] = execution
 
@@ -78,7 +78,7 @@ class Batch(Answers):
         if leased:
             self.journal.lease([(*entry, self.leases.losses[entry[0]]) for entry in leased])
         for name, lease, key in leased:
-            self.executions[name] = Execution(name, self.places[name], lease, key, Graph(self.plan.grammar))
+            self.executions[name] = Execution(name, self.leases.places[name], lease, key, Graph(self.plan.grammar))
             seed, seconds = self.seed(name, 0), self.agents.episode_seconds
             more = {"lease": lease, "seed": seed, "api_key": key, "seconds": seconds}
             given.append(self.episodes[name] | more | {"suspect": name in self.leases.suspects})

@@ -77,7 +77,6 @@ class Graph:
         self.nodes: list[Node] = []
         self.prompts: Counter[tuple[tuple[int, ...], tuple[Shown, ...]]] = Counter()  # how often each was asked
         self.ends: dict[bytes, list[int]] = defaultdict(list)  # answered nodes by the name of their conversation
-        self.tips: dict[int, Node] = {}  # nodes that nothing continues
         self.answers: set[bytes] = set()  # `loose` of each answer
         self.echoes = Answers()  # as clients may send them back
 
@@ -110,8 +109,8 @@ class Graph:
         elif is_stopped:
             reason = "stop_text"
         elif self.nodes and (parent is None or self.nodes[parent].children):
-            reason = cause(shown, (node.whole for node in self.tips.values() if not node.placement.is_text))
-            reason = reason or "sub_agent"
+            tips = (node for node in self.nodes if not node.children)  # nothing continues them
+            reason = cause(shown, (node.whole for node in tips if not node.placement.is_text)) or "sub_agent"
         size = self.length(parent)
         return Placement(parent, ids, reason, depth, count, size, shown=shown, new=new, pictures=pictures)
 
@@ -122,14 +121,12 @@ class Graph:
         reasoning = [str(message.get("reasoning") or "") for message in placement.shown.messages]
         if before:
             before.children.append(placement.number)
-            self.tips.pop(before.placement.number, None)
             reasoning = [
                 *before.reasoning,
                 before.message.get("reasoning") or "",
                 *reasoning[len(before.reasoning) + 1 :],
             ]
         self.nodes.append(Node(placement, reasoning))
-        self.tips[placement.number] = self.nodes[-1]
         self.prompts[placement.prompt_ids, placement.pictures] += 1
         return placement
 
