@@ -79,7 +79,7 @@ def _picture(part: dict[str, Any], path: str) -> tuple[str, str] | None:
     if part.get("type") != "image_url":
         return None
     url = read.mapping(part.get("image_url"), f"{path}.image_url").get("url")
-    return read.picture(read.string(url, f"{path}.image_url.url"), f"{path}.image_url.url")
+    return read.picture(url, f"{path}.image_url.url")
 
 
 def _assistant(fields: dict[str, Any], path: str) -> Message:

@@ -223,8 +223,9 @@ def shown(
     return pictures.with_pictures(parts)
 
 
-def picture(text: str, path: str, is_url: bool = True) -> tuple[str, str]:
+def picture(value: Any, path: str, is_url: bool = True) -> tuple[str, str]:
     """(SHA-256, base64) of a picture's data URL or base64. BadRequest says why it is refused."""
+    text = string(value, path)
     try:
         return pictures.from_url(text) if is_url else pictures.from_base64(text)
     except ValueError as problem:

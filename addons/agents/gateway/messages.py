@@ -96,7 +96,7 @@ def _picture(block: dict[str, Any], path: str) -> tuple[str, str] | None:
     source = read.mapping(block.get("source"), f"{path}.source")
     kind = read.member(source.get("type"), f"{path}.source.type", ("base64", "url"))
     name = "data" if kind == "base64" else "url"
-    return read.picture(read.string(source.get(name), f"{path}.source.{name}"), f"{path}.source.{name}", kind == "url")
+    return read.picture(source.get(name), f"{path}.source.{name}", kind == "url")
 
 
 def _assistant(content: Any, path: str) -> Message:

@@ -175,7 +175,7 @@ def _picture(part: dict[str, Any], path: str) -> tuple[str, str] | None:
         raise BadRequest(
             f"{path} has no image_url; the gateway keeps no files, so send a data URL", f"{path}.image_url"
         )
-    return read.picture(read.string(part["image_url"], f"{path}.image_url"), f"{path}.image_url")
+    return read.picture(part["image_url"], f"{path}.image_url")
 
 
 def _extend(turn: Message, part: Message) -> None:
