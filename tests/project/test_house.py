@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 16_876,
+    "lines that the main job reaches": 16_881,
     "modules that the main job reaches": 120,
-    "lines with what it asks all add-ons for": 35_868,
-    "lines of the product": 73_173,
-    "modules of the product": 538,
-    "lines of environments, steps and flows": 37_251,
+    "lines with what it asks all add-ons for": 35_651,
+    "lines of the product": 72_945,
+    "modules of the product": 535,
+    "lines of environments, steps and flows": 37_256,
     "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
