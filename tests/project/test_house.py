@@ -12,8 +12,8 @@ from tests.project import house
 LIMITS = {
     "lines that the main job reaches": 16_881,
     "modules that the main job reaches": 120,
-    "lines with what it asks all add-ons for": 35_651,
-    "lines of the product": 72_945,
+    "lines with what it asks all add-ons for": 35_652,
+    "lines of the product": 72_946,
     "modules of the product": 535,
     "lines of environments, steps and flows": 37_256,
     "settings of the core": 60,

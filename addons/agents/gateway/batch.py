@@ -92,9 +92,9 @@ class Batch(Answers):
     def report(self, _: str, body: dict[str, Any]) -> dict[str, Any]:
         """Note how an episode ended, or that it was lost."""
         name, lease, now = str(body["episode"]), int(body["lease"]), time.monotonic()
-        execution = self.executions.get(name)
+        execution, late = self.executions.get(name), LookupError("the episode is another client's by now, or has ended")
         if execution is None or execution.lease != lease or execution.key != body.get("api_key"):
-            raise LookupError("the episode is another client's by now, or has ended")
+            raise late
         error = None if body.get("error") is None else str(body["error"])
         if body.get("lost"):
             loss = self.leases.give_back(name, lease, error, now)
@@ -102,7 +102,8 @@ class Batch(Answers):
             return {}
         error = error and error[:2000]
         result = None if body.get("result") is None else Result.model_validate(body["result"])
-        self.leases.report(name, lease, now, error)
+        if not self.leases.report(name, lease, now, error):
+            raise late
         self._end(name, execution, result, error)
         return {}
 
