@@ -94,7 +94,7 @@ def named_by(params: CodeParams, environments: Path) -> dict[str, list[str]]:
         "sharing": ["weights"] * bool(at(params, "policy.share_weights")),
         "grammar": ["xgrammar"] * is_agent,
         "probe": [params.policy.kind],
-        "term": asking(params.update.of_dtype(params.policy.dtype, is_older=True)),  # which a batch may be
+        "term": asking(params.update.lagging()),  # which a batch may be
         "advantages": [at(params, "update.advantages") or "grpo"],
         "parts": [at(params, "update.multi_objective_aggregation") or ""],
         "punishment": [params.update.truncated_completions],

@@ -61,16 +61,17 @@ class Correction(MoreFields):
             )
         return self
 
-    def corrected(self, dtype: str, is_older: bool) -> Update:
-        """The section for a model of this dtype, and for a batch that an older adapter sampled: with the correction, which
-        is on by default then."""
-        update, asked = cast("Update", self), self.vllm_importance_sampling_correction
-        if is_older:
-            return update if asked else self._by_default(True)
-        if asked is not None:
+    def corrected(self, dtype: str) -> Update:
+        """The section for a model of this dtype: with the correction in bfloat16, where it is on by default."""
+        update = cast("Update", self)
+        if self.vllm_importance_sampling_correction is not None:
             return update
         settled = self._by_default(dtype == "bfloat16")  # which checks what depends on it, too
-        return update if dtype == "float32" else settled  # still open in float32: each batch decides
+        return update if dtype == "float32" else settled  # still open: `lagging` decides for each batch
+
+    def lagging(self) -> Update:
+        """The section for a batch that an older adapter sampled: with the correction, which is on by default then."""
+        return cast("Update", self) if self.vllm_importance_sampling_correction else self._by_default(True)
 
     def _by_default(self, is_corrected: bool) -> Update:
         fields = {name: getattr(self, name) for name in self.model_fields_set}

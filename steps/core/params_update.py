@@ -74,16 +74,19 @@ class Update(Loss):
             raise ValueError(ports.lacking("punishment", "soft_overlong", "update.truncated_completions"))
         return self
 
-    def of_dtype(self, dtype: str, is_older: bool = False) -> Update:
-        """The section with the defaults that depend on policy.dtype, and on whether an older adapter sampled the batch.
-        ValueError for a field that nothing would read then."""
-        update = self.corrected(dtype, is_older)
+    def of_dtype(self, dtype: str) -> Update:
+        """The section with the defaults that depend on policy.dtype. ValueError for a field that nothing would read then."""
+        update = self.corrected(dtype)
         if update.max_sampler_kl is None and dtype == "float32":
             update = update.model_copy(update={"max_sampler_kl": 1e-3})
         return update
 
-    def corrected(self, dtype: str, is_older: bool) -> Update:
+    def corrected(self, dtype: str) -> Update:
         """The same, of what the add-on terms corrects the loss by."""
+        return self
+
+    def lagging(self) -> Update:
+        """The section for a batch that an older adapter sampled, which the add-on terms corrects."""
         return self
 
     def sampler_limit(self, layers: int) -> float:

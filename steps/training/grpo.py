@@ -54,7 +54,7 @@ class Trainer(Trained):
 
         UserError where another policy sampled the trajectories, the schedule ends too early, or a gradient is not finite.
         """
-        settings = settings.of_dtype(self.policy.dtype, is_older=behaviour is not None)
+        settings = (settings.lagging() if behaviour else settings).of_dtype(self.policy.dtype)
         if self.policy.dtype == "bfloat16" and not names("term"):
             say("What sampler and trainer round differently in bfloat16 is not corrected: the add-on terms does that")
         with deterministic(at(self.policy, "deterministic")):

@@ -624,7 +624,7 @@ def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> Non
     assert (
         terms.vllm_importance_sampling_correction is None
     )  # each batch decides: those of the first iterations are new
-    lagging = Terms.of(update.of_dtype("float32", is_older=True))
+    lagging = Terms.of(update.lagging())
     assert (lagging.vllm_importance_sampling_correction, lagging.vllm_importance_sampling_mode) == (
         True,
         "token_truncate",
@@ -637,7 +637,7 @@ def test_a_batch_that_an_older_adapter_sampled_is_corrected(refused: Any) -> Non
         == update
     )
     chosen = Update.model_validate(CORRECTED | {"vllm_importance_sampling_clip_max": 2.0})
-    assert chosen.of_dtype("bfloat16", is_older=True) is chosen
+    assert chosen.lagging() is chosen
     off = {"update": {"vllm_importance_sampling_correction": False}}
     assert "does not go with train.overlap: 2" in refused(off | {"train": {"overlap": 2}})
     assert "train.overlap: Input should be less than or equal to 4" in refused({"train": {"overlap": 5}})

@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 16_881,
+    "lines that the main job reaches": 16_884,
     "modules that the main job reaches": 120,
-    "lines with what it asks all add-ons for": 35_652,
-    "lines of the product": 72_946,
+    "lines with what it asks all add-ons for": 35_656,
+    "lines of the product": 72_950,
     "modules of the product": 535,
-    "lines of environments, steps and flows": 37_256,
+    "lines of environments, steps and flows": 37_259,
     "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,
