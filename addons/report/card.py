@@ -49,6 +49,8 @@ def described(
 def recorded(root: Path, adapter: Path) -> Recorded:
     """What dvc.lock recorded of how an adapter was made: nothing where it does not know the adapter, and no parameters where
     they are those of another version of the code."""
+    from pydantic import ValidationError
+
     from steps.core.params import Params
 
     entries = ancestry(root, adapter)
@@ -61,7 +63,7 @@ def recorded(root: Path, adapter: Path) -> Recorded:
         values |= (entries[name].get("params") or {}).get("params.yaml") or {}
     try:
         params = Params.model_validate(values)
-    except ValueError:
+    except ValidationError:
         params = None
     inputs = {dep["path"]: dep.get("md5") for dep in entries[makers[-1]].get("deps", [])}
     outputs = {out["path"]: out.get("md5") for entry in entries.values() for out in entry.get("outs", [])}

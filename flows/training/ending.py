@@ -213,8 +213,8 @@ def print_end(say: Callable[[str], None], summary: dict[str, Any]) -> None:
                 say(line)
             names["scenario"] = f" SCENARIO={scenario}" if scenario else ""
     seconds = f"({summary['wall_seconds']:.0f} s)"
-    picture = RUN / "learning_curve.png"
-    say(f"{f'Learning curve: {picture}   ' if picture.exists() else ''}summary: {RUN / 'summary.json'}   {seconds}")
+    curve = f"Learning curve: {RUN / 'learning_curve.png'}   " if any(every("pages")) else ""
+    say(f"{curve}summary: {RUN / 'summary.json'}   {seconds}")
     say("\nNext:")
     for commands in (*every("next"), NEXT):
         for words, what in commands.items():

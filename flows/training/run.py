@@ -185,7 +185,7 @@ def _tracked(display: RunDisplay, started: float, pipeline: Pipeline, name: str)
 def _iterations(
     mlflow: LastingMlflow, trackers: list[Tracker], display: RunDisplay, started: float, pipeline: Pipeline
 ) -> dict[str, Any]:
-    """All iterations, the tests and the registration."""
+    """All iterations, and what comes after the last one."""
     params, pages = mlflow.tracker.params, list(every("pages"))
     overlap, iterations = lead(params), params.train.iterations
     origins, extend = start.origins(params), partial(write_chain, params)
@@ -238,31 +238,38 @@ def _iterations(
     display.end_iterations(report.tests_seconds(iteration_name(len(curve) - 1), params.scenarios))
     if tracked is not None:
         tracked.result()
-    chosen = best(begun, curve)
     if why := passed_over(begun, curve):
         display.say(why)
-    extend(len(curve) - 1, chosen.name)
+    return _tested(mlflow, loop, begun, curve, started)
+
+
+def _tested(
+    mlflow: LastingMlflow, loop: Loop, begun: list[Point], curve: list[Point], started: float
+) -> dict[str, Any]:
+    """The tests of the best policy, its registration, and what is shown of the run."""
+    params, display, chosen = mlflow.tracker.params, loop.display, best(begun, curve)
+    write_chain(params, len(curve) - 1, chosen.name)
     for each in ahead_of(params):
         each.settle(len(curve) - 1, params)
     for stage in chain.tested_stages(Path.cwd()):
-        run(stage)
-    registered = run("register")
+        loop.run(stage)
+    registered = loop.run("register")
     count_look(display)
     picture = RUN / "learning_curve.png"
-    for page in pages:
+    for page in loop.pages:
         page.draw(curve, chosen.iteration, picture)
-    for tracker in trackers:
+    for tracker in loop.trackers:
         tracker.finish()
-    if picture.exists():
+    if loop.pages:
         mlflow.log_artifact(picture)
-    for page in pages:
+    for page in loop.pages:
         page.end(picture, mlflow.tracker)
     summary = write_summary(params.task, chosen, len(curve) - 1, started, display)
     write_page(params, summary, mlflow, display.say)
     if (new := summary["registered"]) and new["version"]:
         link = f"#/models/{new['name']}/versions/{new['version']}"
         mlflow.note(f"Registered as [{new['name']}, version {new['version']}]({link}).")
-    for page in pages:
+    for page in loop.pages:
         page.result(result_lines(summary), new if registered and new and new["version"] else None)
     return summary
 

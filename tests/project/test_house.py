@@ -10,12 +10,12 @@ from tests.project import house
 
 # What each figure is today. Lower a limit where its figure has fallen; a higher one needs a reason in its commit.
 LIMITS = {
-    "lines that the main job reaches": 16_884,
+    "lines that the main job reaches": 16_891,
     "modules that the main job reaches": 120,
-    "lines with what it asks all add-ons for": 35_656,
-    "lines of the product": 72_950,
+    "lines with what it asks all add-ons for": 35_663,
+    "lines of the product": 72_957,
     "modules of the product": 535,
-    "lines of environments, steps and flows": 37_259,
+    "lines of environments, steps and flows": 37_266,
     "settings of the core": 60,
     "settings in all": 166,
     "lines of dvc.yaml": 167,

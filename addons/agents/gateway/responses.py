@@ -101,9 +101,7 @@ class Recorded:
 
     def __init__(self, calls: Iterable[tuple[Mapping[str, Any], Reply]]) -> None:
         self.calls = calls
-        self.responses: dict[
-            str, tuple[Items, Items]
-        ] = {}  # by id: the whole input, as `items` gives it, and the output
+        self.responses: dict[str, tuple[Items, Items]] = {}  # by id: the whole input, as of `items`, and the output
         self.items: dict[str, dict[str, Any]] = {}  # of the outputs, by id
 
     def read(self) -> Recorded:
